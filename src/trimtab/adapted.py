@@ -1,0 +1,134 @@
+"""A model with adapters: the base's parameters, an adapter's weights, the way back."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from peft import PeftModel
+from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils.other import AuxiliaryTrainingWrapper
+from torch import nn
+
+from trimtab.adapters import AdapterHeader
+
+
+def adapter_state(
+    model: nn.Module, header: AdapterHeader, name: str, *, buffers: bool = True
+) -> dict[str, torch.Tensor]:
+    """The weights of one adapter in a model, under the keys that PEFT saves them under.
+
+    Nothing of the base is read, and no `state_dict` is made.
+    """
+
+    def holds(part: str) -> bool:
+        return part in ("modules_to_save", "prompt_encoder") or header.is_own(part)
+
+    found: dict[str, torch.Tensor] = {}
+    named: list[tuple[str, torch.Tensor]] = [*model.named_parameters(remove_duplicate=False)]
+    if buffers:
+        named += model.named_buffers(remove_duplicate=False)
+    for full, tensor in named:
+        parts = full.split(".")
+        at = next((n for n in range(1, len(parts)) if parts[n] == name and holds(parts[n - 1])), 0)
+        if full.startswith(f"prompt_encoder.{name}.embedding."):
+            found["prompt_embeddings"] = tensor
+        elif at:
+            kept = parts[: at - (parts[at - 1] == "modules_to_save")] + parts[at + 1 :]
+            found[".".join(kept)] = tensor
+    return found
+
+
+def base_of(model: nn.Module) -> nn.Module:
+    """The transformers model, inside PEFT's or by itself."""
+    return model.get_base_model() if isinstance(model, PeftModel) else model
+
+
+def shapes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Every parameter of the base by the base's own names, with its unquantized shape."""
+    return {name: true_shape(owner, last, one) for name, owner, last, one in base_parameters(model)}
+
+
+def base_parameters(
+    model: nn.Module, prefix: str = ""
+) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
+    """Name, module, name in the module, and parameter of all that is the base's, ties repeated."""
+    module = inner(base_of(model))
+    for last, one in module.named_parameters(recurse=False, remove_duplicate=False):
+        yield f"{prefix}{last}", module, last, one
+    for child_name, child in module.named_children():
+        yield from base_parameters(child, f"{prefix}{child_name}.")
+
+
+def true_shape(module: nn.Module, last: str, parameter: torch.Tensor) -> tuple[int, ...]:
+    """The shape of a weight before it was packed by a quantizer."""
+    rows, columns = getattr(module, "out_features", None), getattr(module, "in_features", None)
+    if last == "weight" and isinstance(rows, int) and isinstance(columns, int):
+        return (rows, columns)
+    return tuple(parameter.shape)
+
+
+def inner(module: nn.Module) -> nn.Module:
+    """The base's own module inside PEFT's wrappers."""
+    while isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper):
+        if isinstance(module, BaseTunerLayer):
+            module = module.get_base_layer()
+        else:
+            module = getattr(module, "token_adapter", None) or module.original_module
+    return module
+
+
+def unwrap(base: nn.Module) -> None:
+    """Puts the base's own modules back in the place of PEFT's, all adapters gone."""
+    for module in list(base.modules()):
+        for name, child in module.named_children():
+            if (own := inner(child)) is not child:
+                setattr(module, name, own)
+    forget_config(base)
+
+
+def forget_config(base: nn.Module) -> None:
+    """Removes what PEFT's tuner notes on the base."""
+    if "peft_config" in vars(base):
+        delattr(base, "peft_config")
+
+
+@dataclass
+class Undo:
+    """Puts a model back to what it was before an adapter was injected."""
+
+    model: nn.Module
+    name: str
+    children: list[tuple[nn.Module, str, nn.Module]] = field(init=False)
+    trained: list[tuple[nn.Parameter, bool]] = field(init=False)
+    training: list[tuple[nn.Module, bool]] = field(init=False)
+    had_config: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        modules = list(self.model.modules())
+        self.children = [(m, name, child) for m in modules for name, child in m.named_children()]
+        self.trained = [(one, one.requires_grad) for one in self.model.parameters()]
+        self.training = [(one, one.training) for one in modules]
+        self.had_config = hasattr(base_of(self.model), "peft_config")
+
+    def __call__(self) -> None:
+        if isinstance(self.model, PeftModel):
+            self._delete(self.model)
+        for module, name, child in self.children:
+            setattr(module, name, child)
+        for module, training in self.training:
+            module.training = training
+        for parameter, required in self.trained:
+            parameter.requires_grad_(required)
+        if not self.had_config:
+            forget_config(base_of(self.model))
+
+    def _delete(self, model: PeftModel) -> None:
+        """PEFT forgets the name of an adapter that it could not inject, but not its layers."""
+        if self.name not in model.peft_config:
+            model.peft_config[self.name] = next(iter(model.peft_config.values()))
+        with contextlib.suppress(ValueError, KeyError, AttributeError, RuntimeError):
+            model.delete_adapter(self.name)
+        model.peft_config.pop(self.name, None)

@@ -1,0 +1,96 @@
+"""What a user calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trimtab.plan import Plan, PlannedAdapter
+
+if TYPE_CHECKING:
+    from trimtab.hardware import Hardware
+
+CONTEXT = 4096
+"""Tokens that a plan counts when it is not told how many."""
+
+
+def plan(
+    model: str | Path,
+    adapters: Mapping[str, str | Path] | None = None,
+    quant: str = "auto",
+    gpu: str | int | None = None,
+    cpu: str | int | None = None,
+    disk: str | int | None = None,
+    context: int = CONTEXT,
+    batch: int = 1,
+    modalities: tuple[str, ...] = ("text",),
+    device_map: Mapping[str, Any] | None = None,
+    dtype: str = "auto",
+    hardware: Hardware | None = None,
+) -> Plan:
+    """Decides from a memory budget where each part of a model lives. Nothing is loaded.
+
+    Args:
+        model: a folder, or a name on the hub; a folder with a config and no weights will do.
+        adapters: name to folder or hub name of each PEFT adapter; they are resident.
+        quant: format of the linears: `nf4`, `nf4-dq`, `fp4`, `fp4-dq`, `int8`, `none`, or `auto`:
+            what the checkpoint is stored in.
+        gpu: bytes of GPU memory, as `6GiB` or a whole number; by default what is free.
+        cpu: bytes of RAM; by default 80 % of what is available.
+        disk: bytes on the disk; by default none.
+        context: tokens of prompt and answer together, in each sequence.
+        batch: sequences at a time.
+        modalities: what prompts will hold: of `text`, `image`, `video`, `audio`.
+        device_map: a Hugging Face map (module name to `0`, `cpu`, `disk`), obeyed.
+        dtype: torch's name of the dtype to compute in; `auto`: the config's.
+        hardware: the machine to plan for; by default this one. A plan needs no GPU.
+
+    Raises:
+        DoesNotFit: TT401, the budget is too small.
+        MemoryFault: TT402, not a size.
+        EnvironmentFault: TT101, TT103, TT104, TT105.
+        FormatFault: TT501 to TT504, TT507, TT509, TT510: what is wrong with the checkpoint.
+        PlacementFault: TT201 to TT204: what is wrong with the device map.
+        AdapterFault: TT301, TT302: what is wrong with an adapter.
+
+    Example:
+        >>> trimtab.plan("google/gemma-4-E4B-it", quant="nf4", gpu="6GiB").totals["gpu:0"]
+        5368709120
+    """
+    from trimtab.checkpoint import open_checkpoint
+    from trimtab.hardware import Hardware, default_budget
+    from trimtab.outline import build_outline
+    from trimtab.planner import make_plan
+
+    machine = hardware or Hardware.detect()
+    budget = default_budget(machine, gpu, cpu, disk)
+    checkpoint = open_checkpoint(model, need_weights=False)
+    outline = build_outline(checkpoint, quant, dtype)
+    return make_plan(
+        outline,
+        budget,
+        hardware=machine,
+        model=checkpoint.source,
+        fingerprint=checkpoint.fingerprint,
+        adapters=[_planned(name, source) for name, source in (adapters or {}).items()],
+        context=context,
+        batch=batch,
+        modalities=modalities,
+        device_map=device_map,
+    )
+
+
+def _planned(name: str, source: str | Path) -> PlannedAdapter:
+    from trimtab.adapters import adapter_bytes, read_adapter
+
+    header = read_adapter(source)
+    modules = {_module(key) for key in header.tensors}
+    return PlannedAdapter(name, str(source), adapter_bytes(header), len(modules))
+
+
+def _module(key: str) -> str:
+    """The module that an adapter's tensor belongs to: `...q_proj` of `...q_proj.lora_A.weight`."""
+    parts = key.split(".")
+    own = next((at for at, part in enumerate(parts) if part.startswith("lora_")), len(parts) - 1)
+    return ".".join(parts[:own])

@@ -1,0 +1,320 @@
+"""The one route by which an adapter is put onto a model: PEFT injects, this fills and proves."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from peft import PeftConfig, PeftModel, set_peft_model_state_dict
+from peft.auto import MODEL_TYPE_TO_PEFT_MODEL_MAPPING
+from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import nn
+
+from trimtab import foreign
+from trimtab.adapted import Undo, adapter_state, base_of, base_parameters, shapes_of, unwrap
+from trimtab.adapters import ADAPTED, AdapterHeader, load_tensors
+from trimtab.errors import AdapterFault
+from trimtab.fit import Fit, fit, three
+
+ReadBase = Callable[[str], torch.Tensor]
+"""Gives a parameter of the base by its name."""
+
+
+@dataclass(frozen=True)
+class Applied:
+    """The proof that an adapter is applied.
+
+    `modules` are the base's modules it changes, `tensors` the number of its tensors, each compared
+    with the model's to the last bit, `nbytes` what they take there, `notes` what was mapped,
+    skipped or dropped.
+    """
+
+    name: str
+    source: str
+    modules: tuple[str, ...]
+    tensors: int
+    nbytes: int
+    notes: tuple[str, ...]
+
+
+def load_onto(
+    model: nn.Module,
+    header: AdapterHeader,
+    name: str = "default",
+    device: torch.device | str | None = None,
+    *,
+    base_name: str | None = None,
+    allow_unused: bool = False,
+    allow_other_base: bool = False,
+    read_base: ReadBase | None = None,
+) -> tuple[PeftModel, Applied]:
+    """Puts an adapter onto a base, or onto a `PeftModel` beside its others.
+
+    The weights are in 32 bits, equal to the file. The adapter is frozen; the first one is active, a
+    further one waits for `set_adapter`. If anything fails, the model is what it was.
+
+    Args:
+        model: the base, or the `PeftModel` that an earlier call returned.
+        header: what `read_adapter` returned.
+        name: the adapter's name in the model, without dots.
+        device: where all of the adapter goes; None: each weight to the device of its layer.
+        base_name: hub name or folder of the base; None: what the model says.
+        allow_unused: see `trimtab.fit.fit`.
+        allow_other_base: see `trimtab.fit.fit`.
+        read_base: reads a parameter of the base, if the model's own is not to be read.
+
+    Returns:
+        The `PeftModel`, in evaluation mode, and the proof.
+
+    Raises:
+        AdapterFault: all of `trimtab.fit.fit`; TT310 if the file holds other values for tensors of
+            the base; TT311 if the name is taken; TT312 if tensors are missing; TT315 if PEFT
+            refuses the adapter.
+
+    Example:
+        >>> model, applied = load_onto(base, read_adapter("./sql-lora"), "sql")  # doctest: +SKIP
+    """
+    decided = fit_model(
+        model,
+        header,
+        base_name=base_name,
+        allow_unused=allow_unused,
+        allow_other_base=allow_other_base,
+    )
+    return put_onto(model, decided, name, device, read_base=read_base)
+
+
+def fit_model(
+    model: nn.Module,
+    header: AdapterHeader,
+    *,
+    base_name: str | None = None,
+    allow_unused: bool = False,
+    allow_other_base: bool = False,
+) -> Fit:
+    """`trimtab.fit.fit` with the facts of a loaded model and of the installed PEFT."""
+    return fit(
+        header,
+        shapes_of(model),
+        base_name or getattr(base_of(model), "name_or_path", None),
+        known_fields=known_fields(header),
+        allow_unused=allow_unused,
+        allow_other_base=allow_other_base,
+    )
+
+
+def put_onto(
+    model: nn.Module,
+    decided: Fit,
+    name: str,
+    device: torch.device | str | None = None,
+    *,
+    read_base: ReadBase | None = None,
+) -> tuple[PeftModel, Applied]:
+    """Carries out a `Fit`; see `load_onto`."""
+    header = decided.header
+    _check_name(model, header, name)
+    tensors = load_tensors(header)
+    _check_base_tensors(model, decided, tensors, read_base)
+    given = {here: tensors[key] for key, here in decided.keys.items()}
+    undo = Undo(model, name)
+    try:
+        with _peft_refusals(header):
+            config = _config(decided)
+            adapted = _inject(model, config, name)
+            _check_injected(adapted, decided, given, name)
+            if device is not None:
+                for weight in adapter_state(adapted, header, name).values():
+                    weight.data = weight.data.to(device)
+            set_peft_model_state_dict(adapted, dict(given), adapter_name=name)
+            adapted.eval()
+        return adapted, account(adapted, decided, given, name)
+    except BaseException:
+        undo()
+        raise
+
+
+def account(
+    model: PeftModel, decided: Fit, given: Mapping[str, torch.Tensor], name: str
+) -> Applied:
+    """Compares every tensor of an adapter file with the model's, to the last bit.
+
+    Raises:
+        AdapterFault: TT303, a tensor of the file is not in the model, or has other values there.
+    """
+    state = adapter_state(model, decided.header, name)
+    wrong = [
+        key
+        for key, tensor in given.items()
+        if key not in state or not _same(state[key].detach(), tensor)
+    ]
+    if wrong:
+        raise AdapterFault(
+            "TT303",
+            f"{len(wrong)} of the {len(given)} tensors of {decided.header.source} did not arrive in"
+            f" the model: {three(wrong)}",
+            why="PEFT loaded the adapter without them",
+            unused=tuple(sorted(wrong)),
+        )
+    return Applied(
+        name,
+        decided.header.source,
+        decided.modules,
+        len(given),
+        sum(one.numel() * one.element_size() for one in state.values()),
+        decided.notes,
+    )
+
+
+def remove(model: PeftModel, name: str) -> nn.Module:
+    """Takes an adapter off; returns the base itself, as it was, when it was the last one.
+
+    Raises:
+        AdapterFault: TT311, if there is none of that name.
+    """
+    names = tuple(model.peft_config)
+    if name not in names:
+        raise AdapterFault("TT311", f"there is no adapter {name!r}", fix=f"one of {three(names)}")
+    if len(names) == 1:
+        base: nn.Module = base_of(model)
+        unwrap(base)
+        return base
+    if name in model.active_adapters:
+        # PEFT would choose another one itself, with a warning.
+        model.set_adapter(next(one for one in names if one != name))
+        for parameter in model.parameters():
+            parameter.requires_grad_(False)
+    model.delete_adapter(name)
+    return model
+
+
+def known_fields(header: AdapterHeader) -> tuple[str, ...]:
+    """The config fields that the installed PEFT knows for this kind of adapter.
+
+    Raises:
+        AdapterFault: TT307, if it does not know the kind.
+    """
+    kind = PEFT_TYPE_TO_CONFIG_MAPPING.get(header.peft_type)
+    if kind is None:
+        raise AdapterFault(
+            "TT307",
+            f"{header.source} is of the kind {header.peft_type}, which the installed PEFT does not"
+            " know",
+            fix="pip install -U peft",
+        )
+    return tuple(one.name for one in dataclasses.fields(kind))
+
+
+def _check_name(model: nn.Module, header: AdapterHeader, name: str) -> None:
+    taken = tuple(model.peft_config) if isinstance(model, PeftModel) else ()
+    if name in taken:
+        raise AdapterFault("TT311", f"there is an adapter {name!r} already", fix="remove it first")
+    if not name or "." in name or name in header.prefix:
+        raise AdapterFault(
+            "TT311", f"{name!r} cannot be an adapter's name", fix="use letters, digits and dashes"
+        )
+    if not isinstance(model, PeftModel) and any(
+        isinstance(one, BaseTunerLayer) for one in model.modules()
+    ):
+        raise AdapterFault(
+            "TT311",
+            "the base has adapter layers already, without PEFT's model around it",
+            why="transformers' load_adapter or inject_adapter_in_model was used on it",
+            fix="give the base without them, or the PeftModel",
+        )
+
+
+def _check_base_tensors(
+    model: nn.Module,
+    decided: Fit,
+    tensors: Mapping[str, torch.Tensor],
+    read_base: ReadBase | None,
+) -> None:
+    """Tensors of the base in the file are dropped if the base has the same, else refused."""
+    if not decided.base_tensors:
+        return
+    own = {name: one for name, _, _, one in base_parameters(model)}
+    for key, name in decided.base_tensors.items():
+        base = read_base(name) if read_base else own[name].detach()
+        if not _same(base, tensors[key]):
+            raise AdapterFault(
+                "TT310",
+                f"{decided.header.source} holds its own values of {name}, a tensor of the base",
+                why="it was trained with bias or a resized vocabulary; to put it in would change"
+                " the base for every other adapter",
+                fix="merge it into a copy of the base with trimtab merge",
+            )
+
+
+def _same(here: torch.Tensor, there: torch.Tensor) -> bool:
+    return here.shape == there.shape and torch.equal(here.cpu(), there.to(here.dtype))
+
+
+def _config(decided: Fit) -> PeftConfig:
+    fields = dict(decided.config)
+    kind = PEFT_TYPE_TO_CONFIG_MAPPING[fields["peft_type"]]
+    config: PeftConfig = kind.from_peft_type(**kind.check_kwargs(**fields))
+    config.inference_mode = True
+    return config
+
+
+def _inject(model: nn.Module, config: PeftConfig, name: str) -> PeftModel:
+    """The layers of a new adapter, in 32 bits; `low_cpu_mem_usage` would round to the base's 16."""
+    if isinstance(model, PeftModel):
+        model.add_adapter(name, config, low_cpu_mem_usage=False)
+        foreign.cast_adapter(model, name)
+        return model
+    kind = MODEL_TYPE_TO_PEFT_MODEL_MAPPING.get(config.task_type, PeftModel)
+    return kind(model, config, name, autocast_adapter_dtype=True, low_cpu_mem_usage=False)
+
+
+def _check_injected(
+    model: PeftModel, decided: Fit, given: Mapping[str, torch.Tensor], name: str
+) -> None:
+    header = decided.header
+    if header.is_prompt:
+        return
+    state = adapter_state(model, header, name, buffers=False)
+    lacking = sorted(set(state) - set(given))
+    if lacking:
+        raise AdapterFault(
+            "TT312",
+            f"the file of {header.source} lacks {len(lacking)} tensors: {three(lacking)}",
+            why="PEFT would leave them untrained",
+            fix="the file is incomplete, or its config is not the one it was saved with",
+        )
+    for key, here in state.items():
+        if here.shape != given[key].shape:
+            raise AdapterFault(
+                "TT306",
+                f"{key.removeprefix(ADAPTED)} of {header.source} is {list(given[key].shape)}, the"
+                f" model needs {list(here.shape)}",
+                fix="check that the adapter was made for this model and that its config is its own",
+                found=tuple(given[key].shape),
+                wanted=tuple(here.shape),
+            )
+
+
+@contextlib.contextmanager
+def _peft_refusals(header: AdapterHeader) -> Iterator[None]:
+    """Translates what PEFT raises; running out of memory is not PEFT's doing."""
+    refusals = (
+        ValueError, TypeError, KeyError, AttributeError, RuntimeError, NotImplementedError,
+        IndexError, AssertionError, ImportError,
+    )  # fmt: skip
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except refusals as exc:
+        said = (str(exc) or type(exc).__name__).strip().splitlines()[0]
+        raise AdapterFault(
+            "TT315",
+            f"PEFT refused {header.source}",
+            why=f"{type(exc).__name__}: {said}",
+            fix="check adapter_config.json against the installed PEFT and this model",
+        ) from exc

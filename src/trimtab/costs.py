@@ -1,0 +1,79 @@
+"""What the device that runs holds beside the weights, in bytes, from shapes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from trimtab.formats import DTYPE_BYTES
+from trimtab.outline import Outline
+from trimtab.plan import WeightSpec
+
+LOADING_FACTOR = 1.25
+"""Of the largest parameter, while it loads: itself, and a quarter of it quantized (measured)."""
+
+FUSING_FACTOR = 2.5
+"""Of the largest fused expert tensor: single experts, their concatenation, the stack (measured)."""
+
+DECODED_BYTES_ON_CPU = 10
+"""A 4-bit weight while bitsandbytes decodes it on a CPU: an int32 index, two float32, the result."""
+
+
+def kv_cache(outline: Outline, context: int, batch: int) -> int:
+    """Keys and values of `context` tokens in `batch` sequences.
+
+    A sliding layer keeps its window, a layer that reuses another's keys and values nothing.
+    """
+    item = DTYPE_BYTES[outline.dtype]
+    return sum(
+        2 * batch * min(context, layer.window or context) * layer.kv_heads * layer.head_dim * item
+        for layer in outline.cache
+        if not layer.shared
+    )
+
+
+def logits(outline: Outline, batch: int) -> int:
+    """One row a sequence, in the dtype computed in and in float32, which sampling wants."""
+    return batch * outline.vocab * (4 + DTYPE_BYTES[outline.dtype])
+
+
+def activations(outline: Outline, context: int, batch: int) -> int:
+    """The prefill's peak, the whole context in one forward.
+
+    For each token: the residual, its norm (twice in float32), query, keys, values and the
+    attention's result, about 6 hidden widths in the dtype and 2 in float32; three of the widest
+    projection of a layer (gate, up, their product); three rows of each table that is wider than
+    the model (per-layer inputs: the row, its projection, their sum). And for each sequence the
+    attention mask, a byte a pair of tokens.
+    """
+    item = DTYPE_BYTES[outline.dtype]
+    widest, rows = outline.hidden, 0
+    for unit in outline.units:
+        shapes = [one.shape for one in unit.weights if len(one.shape) == 2]
+        if unit.kind == "layer":
+            widest = max([widest, *(max(shape) for shape in shapes)])
+        if unit.kind == "table":
+            rows += sum(shape[1] for shape in shapes if shape[1] > outline.hidden)
+    token = outline.hidden * (6 * item + 2 * 4) + 3 * (widest + rows) * item
+    return batch * (context * token + context * context)
+
+
+def decoding(weights: Iterable[WeightSpec], runs: str) -> int:
+    """The largest quantized weight, decoded to multiply with it."""
+    return max((_decoded(one, runs) for one in weights if one.storage != "plain"), default=0)
+
+
+def _decoded(weight: WeightSpec, runs: str) -> int:
+    if runs == "cpu" and weight.storage != "int8":
+        return weight.numel * DECODED_BYTES_ON_CPU
+    scales = weight.numel // 16 if weight.storage.endswith("-dq") else 0
+    return weight.numel * DTYPE_BYTES[weight.dtype] + scales
+
+
+def loading(weights: Iterable[WeightSpec]) -> int:
+    """What is on the device beside the finished weights while the loader fills them."""
+    return max((_loading(one) for one in weights), default=0)
+
+
+def _loading(weight: WeightSpec) -> int:
+    nbytes = weight.numel * DTYPE_BYTES[weight.dtype]
+    return int(nbytes * (FUSING_FACTOR if len(weight.shape) == 3 else LOADING_FACTOR))

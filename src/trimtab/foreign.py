@@ -1,0 +1,169 @@
+"""Every private name of another library that trimtab touches, with the versions it was tested on.
+
+Tested: transformers 5.1.0, 5.5.4, 5.24.0; peft 0.18.1, 0.19.1, 0.21.2; accelerate 1.12.0, 1.13.0,
+1.15.0; bitsandbytes 0.49.2, 0.50.2.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+
+def drop_mixed_batch_hooks(model: torch.nn.Module) -> None:
+    """Removes the hooks that PEFT leaves behind when a mixed batch raises (peft 0.18 to 0.21)."""
+    for module in model.modules():
+        hooks = module._forward_pre_hooks
+        for key, hook in list(hooks.items()):
+            name = getattr(getattr(hook, "func", hook), "__name__", "")
+            if name in ("_adapter_names_pre_forward_hook", "_alora_offsets_pre_forward_hook"):
+                del hooks[key]
+                module._forward_pre_hooks_with_kwargs.pop(key, None)
+
+
+_LOADING = threading.Lock()
+"""What `watched_load` replaces is replaced for the whole process: one load at a time."""
+
+
+@contextlib.contextmanager
+def watched_load(on_skeleton: Callable[[PreTrainedModel], None]) -> Iterator[None]:
+    """While inside, this thread's `from_pretrained` loads in order and places nothing.
+
+    `on_skeleton` gets the model when its layers have been replaced for quantization and before
+    its weights come. The loader's threads are off (`HF_DEACTIVATE_ASYNC_LOAD`), nothing is
+    allocated to warm up (`caching_allocator_warmup`), and a map of more than one device leaves no
+    hooks (`accelerate_dispatch`). Other threads' loads go their usual way.
+    """
+    from transformers import modeling_utils
+
+    this_thread = threading.get_ident()
+    warm_up, dispatch = modeling_utils.caching_allocator_warmup, modeling_utils.accelerate_dispatch
+
+    def instead_of_warm_up(model: PreTrainedModel, *args: Any, **kwargs: Any) -> None:
+        if threading.get_ident() != this_thread:
+            warm_up(model, *args, **kwargs)
+        else:
+            on_skeleton(model)
+
+    def instead_of_dispatch(*args: Any, **kwargs: Any) -> None:
+        if threading.get_ident() != this_thread:
+            dispatch(*args, **kwargs)
+
+    with _LOADING, environment_variable("HF_DEACTIVATE_ASYNC_LOAD", "1"):
+        modeling_utils.caching_allocator_warmup = instead_of_warm_up
+        modeling_utils.accelerate_dispatch = instead_of_dispatch
+        try:
+            yield
+        finally:
+            modeling_utils.caching_allocator_warmup = warm_up
+            modeling_utils.accelerate_dispatch = dispatch
+
+
+@contextlib.contextmanager
+def environment_variable(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def is_loaded(parameter: torch.Tensor) -> bool:
+    """Whether transformers' loader has filled the parameter, and will not initialise it."""
+    return bool(getattr(parameter, "_is_hf_initialized", False))
+
+
+def skeleton(
+    model_class: type[PreTrainedModel], config: PreTrainedConfig, dtype: torch.dtype
+) -> PreTrainedModel:
+    """The model on `meta`, made as `from_pretrained` makes it: no storage, ties not yet tied.
+
+    `get_init_context` takes three arguments in transformers 5.1, four in 5.24.
+    """
+    further = len(inspect.signature(model_class.get_init_context).parameters) - 3
+    contexts = model_class.get_init_context(dtype, True, False, *([None] * further))
+    with contextlib.ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context)
+        return model_class(config)
+
+
+def convert_to_quantized(
+    model: PreTrainedModel, quantization: Any, *, stored: bool, dtype: torch.dtype
+) -> None:
+    """Swaps the skeleton's linears for quantized ones as `from_pretrained` would.
+
+    `AutoHfQuantizer` and `preprocess_model` are the loader's own; `stored` says that the
+    checkpoint holds quantized weights already.
+    """
+    import torch
+    from transformers.quantizers.auto import AutoHfQuantizer
+
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        AutoHfQuantizer.from_config(quantization, pre_quantized=stored).preprocess_model(
+            model=model, dtype=dtype, device_map=None, checkpoint_files=None, use_kernels=False
+        )
+    finally:
+        torch.set_default_dtype(before)
+
+
+def kept_in_float32(model: PreTrainedModel, dtype: torch.dtype) -> re.Pattern[str] | None:
+    """What to search parameter names for: the loader keeps those in float32 for this dtype."""
+    globs = [glob.replace("*", ".*") for glob in model._get_dtype_plan(dtype)]
+    return re.compile("|".join(f"(?:{glob})" for glob in globs)) if globs else None
+
+
+def tied_names(model: PreTrainedModel) -> dict[str, str]:
+    """Alias to owner of each tied parameter (`all_tied_weights_keys`)."""
+    return dict(model.all_tied_weights_keys)
+
+
+@contextlib.contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """transformers' progress bars and load reports are off; trimtab says both in its own way."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def keep_four_bit_unpacked(model: torch.nn.Module) -> None:
+    """Keeps bitsandbytes from repacking 4-bit weights in place on a CPU with AVX512-BF16.
+
+    The repacked state does not survive a `state_dict`, which PEFT calls for each adapter
+    (bitsandbytes 0.49.2 to 0.50.2).
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+
+
+def cast_adapter(model: Any, name: str) -> None:
+    """Makes an injected adapter's 16-bit weights 32-bit, as `PeftModel.from_pretrained` does.
+
+    `add_adapter` of peft 0.18 leaves them in the base's 16 bits; from 0.19 this changes nothing.
+    """
+    if hasattr(model.base_model, "_cast_adapter_dtype"):
+        model.base_model._cast_adapter_dtype(adapter_name=name, autocast_adapter_dtype=True)

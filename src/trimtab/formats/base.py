@@ -1,0 +1,70 @@
+"""What a storage format is: named plain tensors whose shapes follow from the weight's."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import torch
+
+Share: TypeAlias = "Callable[[torch.Tensor], torch.Tensor]"
+"""Gives one copy for all equal tensors on a device; it belongs to a placement."""
+
+Guards: TypeAlias = "Mapping[str, torch.Tensor]"
+"""Guarded stand-ins by component key."""
+
+DTYPE_BYTES = {
+    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2,
+    "float8_e4m3fn": 1, "float8_e5m2": 1,
+    "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Component:
+    """One plain tensor of a stored weight: `key` within the weight, shape, dtype by torch's name."""
+
+    key: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+
+class Format(Protocol):
+    """Splits a weight into plain tensors and joins them again.
+
+    A format is stateless. `split` gives the moving parts, in the order and with the shapes of
+    `layout`; what is the same for each weight of a kind (code books) stays in the recipe that
+    `split` returns beside them, one copy by `share`. `join` makes, from views of a buffer and the recipe, what `bind`
+    can put into the module in a few attribute writes; it is called once per slot, not per forward.
+    """
+
+    name: str
+
+    def layout(self, shape: tuple[int, ...], dtype: str) -> tuple[Component, ...]: ...
+
+    def constant_bytes(self, shape: tuple[int, ...]) -> int: ...
+
+    def split(
+        self, module: torch.nn.Module, parameter: torch.nn.Parameter, share: Share
+    ) -> tuple[dict[str, torch.Tensor], Any]: ...
+
+    def join(self, parts: dict[str, torch.Tensor], recipe: Any) -> Any: ...
+
+    def bind(self, module: Any, parameter: torch.nn.Parameter, joined: Any) -> None:
+        """Makes the weight compute from `joined`."""
+
+    def release(
+        self, module: Any, parameter: torch.nn.Parameter, bare: torch.Tensor, guards: Guards
+    ) -> None:
+        """Leaves nothing of `joined` in the module.
+
+        `bare` becomes the parameter's data; `guards` stand for the other tensors of `layout`.
+        """

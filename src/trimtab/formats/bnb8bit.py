@@ -1,0 +1,46 @@
+"""bitsandbytes int8 (LLM.int8(), Dettmers et al. 2022): a byte a weight, one float32 a row."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from trimtab.formats.base import Component, Guards, Share
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Int8:
+    """An `Int8Params` weight of a `Linear8bitLt`, which computes from its state, not from its weight."""
+
+    name = "int8"
+
+    def layout(self, shape: tuple[int, ...], dtype: str) -> tuple[Component, ...]:
+        return (Component("CB", shape, "int8"), Component("SCB", (shape[0],), "float32"))
+
+    def constant_bytes(self, shape: tuple[int, ...]) -> int:
+        return 0
+
+    def split(
+        self, module: torch.nn.Module, parameter: torch.nn.Parameter, share: Share
+    ) -> tuple[dict[str, torch.Tensor], Any]:
+        state: Any = getattr(module, "state", None)
+        rows = parameter.SCB if parameter.SCB is not None else state.SCB
+        return {"CB": parameter.data, "SCB": rows}, None
+
+    def join(self, parts: dict[str, torch.Tensor], recipe: Any) -> Any:
+        return parts["CB"], parts["SCB"]
+
+    def bind(self, module: Any, parameter: torch.nn.Parameter, joined: Any) -> None:
+        target: Any = parameter
+        target.data, module.state.CB, module.state.SCB = joined[0], *joined
+        # Else the layer's first forward takes these, and loses the state's.
+        target.CB = target.SCB = None
+
+    def release(
+        self, module: Any, parameter: torch.nn.Parameter, bare: torch.Tensor, guards: Guards
+    ) -> None:
+        target: Any = parameter
+        target.data = bare
+        target.CB = target.SCB = None
+        module.state.CB, module.state.SCB = guards["CB"], guards["SCB"]

@@ -1,0 +1,38 @@
+"""16- and 32-bit weights: one tensor, as it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from trimtab.formats.base import Component, Guards, Share
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Plain:
+    """A weight that is stored in the dtype it computes in."""
+
+    name = "plain"
+
+    def layout(self, shape: tuple[int, ...], dtype: str) -> tuple[Component, ...]:
+        return (Component("data", shape, dtype),)
+
+    def constant_bytes(self, shape: tuple[int, ...]) -> int:
+        return 0
+
+    def split(
+        self, module: torch.nn.Module, parameter: torch.nn.Parameter, share: Share
+    ) -> tuple[dict[str, torch.Tensor], Any]:
+        return {"data": parameter.data}, None
+
+    def join(self, parts: dict[str, torch.Tensor], recipe: Any) -> Any:
+        return parts["data"]
+
+    def bind(self, module: Any, parameter: torch.nn.Parameter, joined: Any) -> None:
+        parameter.data = joined
+
+    def release(
+        self, module: Any, parameter: torch.nn.Parameter, bare: torch.Tensor, guards: Guards
+    ) -> None:
+        parameter.data = bare

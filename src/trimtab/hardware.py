@@ -1,0 +1,181 @@
+"""The machine as facts: memory, and how fast bytes move."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from trimtab.memory import Budget, MiB, parse_size
+
+if TYPE_CHECKING:
+    import torch
+
+CUDA_CONTEXT = 600 * MiB
+"""What a process with a CUDA context, cuBLAS and their kernels takes of a GPU before any tensor."""
+
+GPU_MARGIN = 256 * MiB
+"""Left free of what is free, for the desktop and the allocator's rounding."""
+
+RAM_SHARE = 0.8
+"""Of the available RAM, by default: the rest is for Python, the page cache and other programs."""
+
+ASSUMED_DISK_GBPS = 1.0
+ASSUMED_LINK_GBPS = 12.0
+"""Where nothing can be measured: a common SSD, and half of PCIe 4 x16."""
+
+
+class Gpu(NamedTuple):
+    """A GPU: its name, its memory and what of it is free, in bytes, without our own context."""
+
+    name: str
+    total: int
+    free: int
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What a plan needs to know of a machine; can be built by hand, for a machine that is not here.
+
+    Bandwidths are in 1e9 bytes a second: `link_gbps` from pinned host memory to the GPU (None
+    without one), `device_gbps` of the GPU's own memory, `cpu_gbps` of RAM, `disk_gbps` of the disk
+    (assumed: a measurement would tell the page cache's).
+
+    Example:
+        >>> card = Hardware(gpus=(Gpu("RTX 3060", 12 * GiB, 11 * GiB),), ram_total=32 * GiB,
+        ...                 ram_available=24 * GiB, disk_free=200 * GiB, link_gbps=12.0,
+        ...                 device_gbps=360.0)
+    """
+
+    gpus: tuple[Gpu, ...]
+    ram_total: int
+    ram_available: int
+    disk_free: int
+    link_gbps: float | None = None
+    device_gbps: float | None = None
+    cpu_gbps: float = 10.0
+    disk_gbps: float = ASSUMED_DISK_GBPS
+    cores: int = 1
+    avx512_bf16: bool = False
+
+    @classmethod
+    def detect(cls, folder: str | Path = ".") -> Hardware:
+        """This machine; `folder` lies on the disk that is meant. The measurements take about 0.1 s."""
+        import psutil
+        import torch
+
+        ram = psutil.virtual_memory()
+        cuda = torch.cuda.is_available()
+        return cls(
+            gpus=tuple(_gpu(index) for index in range(torch.cuda.device_count())) if cuda else (),
+            ram_total=ram.total,
+            ram_available=ram.available,
+            disk_free=shutil.disk_usage(folder).free,
+            link_gbps=_link_gbps() if cuda else None,
+            device_gbps=_device_gbps() if cuda else None,
+            cpu_gbps=_cpu_gbps(),
+            cores=os.cpu_count() or 1,
+            avx512_bf16=_has_avx512_bf16(),
+        )
+
+
+def default_budget(
+    hardware: Hardware,
+    gpu: str | int | None = None,
+    cpu: str | int | None = None,
+    disk: str | int | None = None,
+) -> Budget:
+    """The sizes asked for, and for those that were not: what the machine has free.
+
+    Args:
+        hardware: the machine. A `gpu` size is taken as given, whether it has a GPU or not.
+        gpu: bytes on the GPU; by default what is free, less a margin. 0 means: run on the CPU.
+        cpu: bytes of RAM; by default 80 % of what is available.
+        disk: bytes on the disk; by default none: nothing is written unless it is asked for.
+
+    Raises:
+        MemoryFault: TT402, not a size.
+
+    Example:
+        >>> default_budget(Hardware.detect(), gpu="6GiB").gpu
+        6442450944
+    """
+    wanted, ram, stored = parse_size(gpu), parse_size(cpu), parse_size(disk)
+    if wanted is None:
+        wanted = max(0, hardware.gpus[0].free - GPU_MARGIN) if hardware.gpus else 0
+    return Budget(
+        runs="gpu:0" if wanted else "cpu",
+        gpu=wanted,
+        cpu=int(hardware.ram_available * RAM_SHARE) if ram is None else ram,
+        disk=stored or 0,
+    )
+
+
+def _gpu(index: int) -> Gpu:
+    import torch
+
+    # Asking for the free memory makes our context: the plan counts that by itself.
+    free, total = torch.cuda.mem_get_info(index)
+    return Gpu(torch.cuda.get_device_name(index), total, min(total, free + CUDA_CONTEXT))
+
+
+@functools.cache
+def _link_gbps() -> float:
+    import torch
+
+    size = 64 * MiB
+    host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    device = torch.empty(size, dtype=torch.uint8, device="cuda:0")
+    return size / _cuda_seconds(lambda: device.copy_(host, non_blocking=True)) / 1e9
+
+
+@functools.cache
+def _device_gbps() -> float:
+    import torch
+
+    size = 128 * MiB
+    source = torch.zeros(size, dtype=torch.uint8, device="cuda:0")
+    target = torch.empty_like(source)
+    return 2 * size / _cuda_seconds(lambda: target.copy_(source)) / 1e9
+
+
+def _cuda_seconds(copy: Callable[[], torch.Tensor], times: int = 5) -> float:
+    import torch
+
+    best = float("inf")
+    for _ in range(times):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        copy()
+        end.record()
+        end.synchronize()
+        best = min(best, start.elapsed_time(end) / 1e3)
+    return best
+
+
+@functools.cache
+def _cpu_gbps() -> float:
+    import torch
+
+    size = 32 * MiB
+    source = torch.zeros(size, dtype=torch.uint8)
+    target = torch.empty_like(source)
+    best = float("inf")
+    for _ in range(3):
+        start = time.perf_counter()
+        target.copy_(source)
+        best = min(best, time.perf_counter() - start)
+    return 2 * size / best / 1e9
+
+
+def _has_avx512_bf16() -> bool:
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return "avx512_bf16" in flags

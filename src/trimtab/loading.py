@@ -1,0 +1,144 @@
+"""transformers' own loader, called so that it loads once, and what it says checked."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trimtab import foreign
+from trimtab.errors import EnvironmentFault, FormatFault, MemoryFault, TrimtabError
+from trimtab.plan import Plan
+from trimtab.quantize import quantization_config
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from trimtab.checkpoint import Checkpoint
+    from trimtab.outline import Outline
+    from trimtab.rooms import Rooms
+
+
+def load_model(
+    checkpoint: Checkpoint, outline: Outline, plan: Plan, rooms: Rooms, options: Mapping[str, Any]
+) -> PreTrainedModel:
+    """The model on the device that runs; weights that have a home in `rooms` go there.
+
+    `options` go to `from_pretrained`.
+
+    Raises:
+        FormatFault: TT505 missing tensors, TT506 tensors of the wrong shape.
+        MemoryFault: TT404, the device has less memory than the plan was made for.
+    """
+    from trimtab.skeleton import model_class_of
+
+    quantization = None
+    if checkpoint.quantization is None:
+        quantization = quantization_config(plan.quant, plan.dtype)
+    device_map: dict[str, Any] = {"": rooms.device}
+    if rooms.device.type == "cuda" and rooms.tables:
+        # Straight to host memory: a table may be larger than all that the GPU has.
+        device_map.update(dict.fromkeys(rooms.tables, "cpu"))
+        if quantization is not None:
+            quantization.llm_int8_enable_fp32_cpu_offload = True
+    with translated(plan), foreign.quiet_transformers():
+        model, said = model_class_of(checkpoint).from_pretrained(
+            checkpoint.folder or checkpoint.source,
+            dtype=getattr(torch, plan.dtype),
+            device_map=device_map,
+            quantization_config=quantization,
+            output_loading_info=True,
+            **options,
+        )
+    check_loaded(said, plan, {alias for alias, _ in outline.ties})
+    return model
+
+
+def check_loaded(said: Mapping[str, Any], plan: Plan, tied: set[str]) -> None:
+    """Raises if the loader left a parameter without its weights."""
+    missing = sorted(set(said["missing_keys"]) - tied)
+    if missing:
+        raise FormatFault(
+            "TT505",
+            f"{plan.model} lacks {len(missing)} tensors that {plan.architecture} needs: "
+            f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}",
+            why="transformers fills them with random numbers and warns",
+            fix="use the versions that the checkpoint was written with, or download it again",
+            tensors=missing,
+        )
+    if said["mismatched_keys"]:
+        name, found, wanted = min(said["mismatched_keys"], key=lambda one: one[0])
+        raise FormatFault(
+            "TT506",
+            f"{name} has the shape {list(found)} in {plan.model}, the config asks for "
+            f"{list(wanted)}",
+            fix="use the config that belongs to these weights",
+        )
+    if said.get("error_msgs"):
+        raise FormatFault("TT502", f"{plan.model} cannot be loaded: {said['error_msgs']}")
+
+
+@contextlib.contextmanager
+def translated(plan: Plan) -> Iterator[None]:
+    """The one boundary at which what transformers raises while loading becomes trimtab's."""
+    try:
+        yield
+    except TrimtabError:
+        raise
+    except torch.OutOfMemoryError as error:
+        raise MemoryFault(
+            "TT404",
+            f"the GPU ran out of memory while loading {plan.model}",
+            why=str(error).splitlines()[0],
+            fix="another program may use the GPU: plan again with a smaller --gpu",
+        ) from error
+    except ImportError as error:
+        raise EnvironmentFault(
+            "TT101", f"loading {plan.model} needs a package: {first_line(error)}"
+        ) from error
+    except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError) as error:
+        cause = error.__cause__ or error.__context__
+        while cause is not None:
+            if isinstance(cause, TrimtabError):
+                raise cause from None
+            cause = cause.__cause__ or cause.__context__
+        raise FormatFault(
+            "TT502",
+            f"{plan.model} cannot be loaded: {type(error).__name__}: {first_line(error)}",
+            fix="`trimtab explain` reads the traceback (TRIMTAB_DEBUG=1 shows it)",
+        ) from error
+
+
+def first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def settle(model: PreTrainedModel, plan: Plan) -> contextlib.ExitStack:
+    """Makes a loaded model ready to run; the stack it returns undoes what is not the model's own."""
+    undo = contextlib.ExitStack()
+    model.eval().requires_grad_(False)
+    # transformers compiles a model with a static cache, and cannot see that layers are streamed.
+    model.generation_config.disable_compile = True
+    if plan.runs == "cpu":
+        foreign.keep_four_bit_unpacked(model)
+        undo.enter_context(quiet_casts())
+    return undo
+
+
+@contextlib.contextmanager
+def quiet_casts() -> Iterator[None]:
+    """bitsandbytes says once for each int8 product on a CPU that it casts: thousands of lines."""
+    logger = logging.getLogger("bitsandbytes.autograd._functions")
+
+    def wanted(record: logging.LogRecord) -> bool:
+        return "inputs will be cast" not in record.getMessage()
+
+    logger.addFilter(wanted)
+    try:
+        yield
+    finally:
+        logger.removeFilter(wanted)

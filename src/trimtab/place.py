@@ -1,0 +1,310 @@
+"""A plan carried out: the model loaded into its tiers, and everything freed when it is closed."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import EllipsisType, TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trimtab.adapters import AdapterHeader, read_adapter
+from trimtab.apply import Applied, load_onto
+from trimtab.errors import AdapterFault, PlacementFault, RunningFault
+from trimtab.intake import Intake
+from trimtab.park import Gate, Wrapped
+from trimtab.plan import Plan
+from trimtab.report import Report, measure
+from trimtab.rooms import Rooms
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from trimtab.checkpoint import Checkpoint
+    from trimtab.outline import Outline
+
+Progress = Callable[[str], None]
+
+
+class Placement:
+    """A model that runs where its plan says; use it in a `with`, or close it.
+
+    `model` is a `peft.PeftModel` as soon as there is an adapter, the transformers model before;
+    `generate`, `set_adapter`, `disable_adapter` and the like work on it as on a resident model.
+    `applied` says for each adapter what it changed.
+
+    Example:
+        >>> with trimtab.load("./model", adapters={"sql": "./sql-lora"}, quant="nf4",
+        ...                   gpu="6GiB", cpu="20GiB") as placed:
+        ...     placed.generate("How many users?", adapter="sql")
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        model: PreTrainedModel,
+        rooms: Rooms,
+        gate: Gate,
+        source: Path | str,
+        shutdown: contextlib.ExitStack,
+    ) -> None:
+        self.plan = plan
+        self.model: Any = model
+        self.applied: dict[str, Applied] = {}
+        self._base = model
+        self._rooms = rooms
+        self._gate = gate
+        self._source = source
+        self._shutdown = shutdown
+        self._processor: Any = None
+
+    @property
+    def device(self) -> torch.device:
+        """The device that runs."""
+        return self._rooms.device
+
+    @property
+    def closed(self) -> bool:
+        return self._gate.closed
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the adapters that are loaded."""
+        return tuple(self.applied)
+
+    @property
+    def processor(self) -> Any:
+        """The checkpoint's processor, or its tokenizer where it has none."""
+        if self._processor is None:
+            self._processor = load_processor(self._source)
+        return self._processor
+
+    @property
+    def tokenizer(self) -> Any:
+        return getattr(self.processor, "tokenizer", self.processor)
+
+    def add_adapter(
+        self,
+        name: str,
+        source: str | Path | AdapterHeader,
+        *,
+        allow_unused: bool = False,
+        allow_other_base: bool = False,
+    ) -> Applied:
+        """Loads an adapter under `name` and proves that every tensor of its file is used.
+
+        Raises:
+            AdapterFault: TT3nn; the model is left as it was.
+        """
+        self._check_open()
+        if name in self.applied:
+            raise AdapterFault(
+                "TT311",
+                f"an adapter named {name!r} is loaded already",
+                fix="give another name, or remove_adapter first",
+            )
+        header = source if isinstance(source, AdapterHeader) else read_adapter(source)
+        self.model, applied = load_onto(
+            self.model,
+            header,
+            name,
+            base_name=self.plan.model,
+            allow_unused=allow_unused,
+            allow_other_base=allow_other_base,
+        )
+        self.applied[name] = applied
+        return applied
+
+    def remove_adapter(self, name: str) -> None:
+        """Unloads an adapter; without any, `model` is the base again.
+
+        Raises:
+            AdapterFault: TT311, if there is none of that name.
+        """
+        self._check_adapter(name)
+        del self.applied[name]
+        if self.applied:
+            if self.model.active_adapter == name:
+                self._activate(next(iter(self.applied)))
+            self.model.delete_adapter(name)
+        else:
+            self.model = self.model.unload()
+
+    @contextlib.contextmanager
+    def using(self, adapter: str | None | EllipsisType = ...) -> Iterator[Any]:
+        """The model with that adapter active, `None` for the base, `...` for whatever is active.
+
+        What was active before is active again afterwards.
+        """
+        self._check_open()
+        if adapter is ... or not self.applied:
+            if isinstance(adapter, str):
+                self._check_adapter(adapter)
+            yield self.model
+            return
+        if adapter is None:
+            with self.model.disable_adapter():
+                yield self.model
+            return
+        self._check_adapter(adapter)
+        before = self.model.active_adapter
+        self._activate(adapter)
+        try:
+            yield self.model
+        finally:
+            if before in self.applied:
+                self._activate(before)
+
+    def generate(
+        self,
+        messages: str | list[dict[str, Any]],
+        *,
+        adapter: str | None | EllipsisType = ...,
+        max_new_tokens: int = 200,
+        **options: Any,
+    ) -> str:
+        """The answer to a text or to chat messages, as text.
+
+        Args:
+            messages: a text (one user message, where the model has a chat template), or messages
+                as `[{"role": "user", "content": ...}]`.
+            adapter: a loaded adapter, `None` for the base, left out for the active one.
+            max_new_tokens: the most tokens to add.
+            options: passed on to transformers' `generate`.
+
+        Raises:
+            RunningFault: TT606, if prompt and answer exceed the context that was planned.
+        """
+        inputs = self.encode(messages)
+        self.check_length(inputs["input_ids"], max_new_tokens)
+        with self.using(adapter) as model:
+            tokens = model.generate(**inputs, max_new_tokens=max_new_tokens, **options)
+        fresh = tokens[0, inputs["input_ids"].shape[-1] :]
+        return str(self.tokenizer.decode(fresh, skip_special_tokens=True))
+
+    def encode(self, messages: str | list[dict[str, Any]]) -> dict[str, Any]:
+        """Model inputs on the device that runs, `input_ids` of shape [1, tokens] among them."""
+        tokenizer = self.tokenizer
+        if getattr(tokenizer, "chat_template", None) is None:
+            text = messages if isinstance(messages, str) else as_plain_text(messages)
+            encoded = tokenizer(text, return_tensors="pt")
+        else:
+            if isinstance(messages, str):
+                messages = [{"role": "user", "content": messages}]
+            encoded = tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+            )
+        kept = ("input_ids", "attention_mask")
+        return {key: value.to(self.device) for key, value in encoded.items() if key in kept}
+
+    def check_length(self, input_ids: torch.Tensor, max_new_tokens: int) -> None:
+        """Raises TT606 if a prompt of [batch, tokens] and its answer exceed the planned context."""
+        asked = input_ids.shape[-1] + max_new_tokens
+        if asked > self.plan.context:
+            raise RunningFault(
+                "TT606",
+                f"{input_ids.shape[-1]} tokens of prompt and {max_new_tokens} of answer are "
+                f"{asked - self.plan.context} more than the planned context of {self.plan.context}",
+                fix=f"plan with a context of {asked}, or ask for fewer tokens",
+            )
+
+    def report(self) -> Report:
+        """Planned against measured bytes for each tier, and what the adapters changed."""
+        self._check_open()
+        return measure(self.plan, self._base, self._rooms, self.applied)
+
+    def close(self) -> None:
+        """Frees all that the placement holds: slabs, slots, files. Closing twice does nothing."""
+        if not self._gate.closed:
+            self._gate.closed = True
+            self._shutdown.close()
+
+    def __enter__(self) -> Placement:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _activate(self, name: Any) -> None:
+        self.model.set_adapter(name)
+        # set_adapter makes the adapter trainable; nothing here trains.
+        self.model.requires_grad_(False)
+
+    def _check_open(self) -> None:
+        if self._gate.closed:
+            raise PlacementFault("TT208", f"the placement of {self.plan.model} is closed")
+
+    def _check_adapter(self, name: str) -> None:
+        self._check_open()
+        if name not in self.applied:
+            loaded = ", ".join(self.applied) or "none"
+            raise AdapterFault("TT311", f"no adapter named {name!r} is loaded; loaded: {loaded}")
+
+
+def place(
+    plan: Plan,
+    outline: Outline,
+    checkpoint: Checkpoint,
+    adapters: Mapping[str, AdapterHeader],
+    *,
+    disk_folder: str | Path | None = None,
+    progress: Progress | None = None,
+    load_options: Mapping[str, Any] | None = None,
+    adapter_options: Mapping[str, Mapping[str, bool]] | None = None,
+    poison: bool = False,
+) -> Placement:
+    """Loads the model that `outline` describes as `plan` says, then the adapters.
+
+    `load_options` go to `from_pretrained`; `adapter_options` to `add_adapter`, by adapter name.
+    `poison` fills each slot when its unit has run, which shows a read that comes too late.
+
+    Raises:
+        TrimtabError: what it says; nothing is left behind.
+    """
+    from trimtab.loading import load_model, settle
+
+    with contextlib.ExitStack() as undo:
+        rooms = Rooms(plan, outline, disk_folder)
+        undo.callback(rooms.close)
+        with Intake(rooms.homes, progress).open():
+            model = load_model(checkpoint, outline, plan, rooms, load_options or {})
+        gate = Gate(model)
+        gate.units.extend(rooms.furnish(model, poison=poison))
+        undo.enter_context(settle(model, plan))
+        for unit in gate.units:
+            module = model.get_submodule(unit.name)
+            undo.callback(Wrapped(module, functools.partial(gate.through, unit)).remove)
+        undo.callback(Wrapped(model, gate.passing, whole=rooms.device).remove)
+        generating = Wrapped(model, contextlib.nullcontext, method="generate", whole=rooms.device)
+        undo.callback(generating.remove)
+        source = checkpoint.folder or checkpoint.source
+        placed = Placement(plan, model, rooms, gate, source, undo)
+        for name, header in adapters.items():
+            placed.add_adapter(name, header, **(adapter_options or {}).get(name, {}))
+        if placed.adapters:
+            placed._activate(placed.adapters[0])
+        placed._shutdown = undo.pop_all()
+    return placed
+
+
+def load_processor(source: Path | str) -> Any:
+    """The checkpoint's processor, or its tokenizer where it has none."""
+    from transformers import AutoProcessor, AutoTokenizer
+
+    try:
+        return AutoProcessor.from_pretrained(source)
+    except (OSError, ValueError, ImportError, KeyError):
+        return AutoTokenizer.from_pretrained(source)
+
+
+def as_plain_text(messages: list[dict[str, Any]]) -> str:
+    """Messages for a model without a chat template: their contents, a line each."""
+    return "\n".join(str(one["content"]) for one in messages)

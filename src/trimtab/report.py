@@ -1,0 +1,107 @@
+"""Planned against measured."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trimtab.guard import is_guarded
+from trimtab.plan import Plan
+
+if TYPE_CHECKING:
+    from trimtab.apply import Applied
+    from trimtab.rooms import Rooms
+
+
+@dataclass(frozen=True)
+class TierReport:
+    """Bytes on one tier: what the plan counted for it, and what is (or at most was) there."""
+
+    tier: str
+    planned: int
+    measured: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a placement uses and does.
+
+    `bytes_per_token` are the streamed bytes of one forward. `adapters` says for each adapter how
+    many modules it changed and how many tensors of its file are used. `share_of_link` is the
+    streamed bytes over what the measured link could have moved in the time of the last answer;
+    None while nothing was measured.
+    """
+
+    runs: str
+    tiers: tuple[TierReport, ...]
+    bytes_per_token: int
+    adapters: Mapping[str, Mapping[str, int]]
+    share_of_link: float | None = None
+    pageable: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def measure(
+    plan: Plan, model: torch.nn.Module, rooms: Rooms, applied: Mapping[str, Applied]
+) -> Report:
+    """The report of an open placement.
+
+    On a GPU the measured bytes of the device are torch's peak since loading began; on a CPU, and
+    for host memory and disk, they are the bytes of what lies there now.
+    """
+    measured = {
+        "cpu": sum(slab.layout.nbytes for slab in rooms.slabs.values() if slab.tier == "cpu"),
+        "disk": sum(slab.layout.nbytes for slab in rooms.slabs.values() if slab.tier == "disk"),
+    }
+    for unit in plan.units:
+        if unit.mode == "looked up":
+            held = [rooms.tables[name] for name in unit.moving]
+            measured[unit.rests] += sum(one.numel() for one in held)
+    if rooms.device.type == "cuda":
+        measured[plan.runs] = torch.cuda.max_memory_allocated(rooms.device)
+    else:
+        measured["cpu"] += live_bytes(model, rooms)
+    return Report(
+        runs=plan.runs,
+        tiers=tuple(
+            TierReport(tier, plan.totals.get(tier, 0), measured.get(tier, 0))
+            for tier in plan.totals
+        ),
+        bytes_per_token=sum(unit.moving_bytes for unit in plan.of_mode("streamed")),
+        adapters={
+            name: {"modules": len(one.modules), "tensors": one.tensors} for name, one in applied.items()
+        },
+        pageable=rooms.pageable,
+    )
+
+
+def live_bytes(model: torch.nn.Module, rooms: Rooms) -> int:
+    """Bytes of all parameters, quantization states, buffers and slots that lie in memory."""
+    storages: dict[int, int] = {}
+    tables = {table.data_ptr() for table in rooms.tables.values()}
+
+    def count(tensor: Any) -> None:
+        if isinstance(tensor, torch.Tensor) and not is_guarded(tensor):
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in tables:
+                storages[storage.data_ptr()] = storage.nbytes()
+
+    for tensor in (*model.parameters(), *model.buffers()):
+        count(tensor)
+        if not is_guarded(tensor):
+            state = getattr(tensor, "quant_state", None)
+            for part in (state, getattr(state, "state2", None)):
+                count(getattr(part, "absmax", None))
+                count(getattr(part, "code", None))
+    for module in model.modules():
+        count(getattr(getattr(module, "state", None), "SCB", None))
+    if rooms.ring is not None:
+        for slot in rooms.ring.slots:
+            count(slot.buffer)
+    return sum(storages.values())

@@ -1,0 +1,259 @@
+"""The memory of a placement: a slab or a table for each unit that does not rest where it runs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trimtab.errors import EnvironmentFault, FormatFault, MemoryFault, RunningFault
+from trimtab.formats import by_name
+from trimtab.intake import Home, ParkingHome, TableHome, seen_by_gpu
+from trimtab.memory import format_size
+from trimtab.park import Joined, ParkedUnit, ParkedWeight
+from trimtab.plan import IDLE, LOOKED_UP, STREAMED, PlacedUnit, Plan, WeightSpec
+from trimtab.store import (
+    DiskFolder,
+    DiskSlab,
+    HostMemory,
+    MemorySlab,
+    Slab,
+    SlabLayout,
+    Staging,
+    map_file,
+)
+from trimtab.stream import Ring
+
+if TYPE_CHECKING:
+    from trimtab.outline import Outline
+
+
+class Rooms:
+    """Owns every slab, slot, table and file of one placement.
+
+    `homes` say, by parameter name, where the loader's weights go. After loading, `furnish` makes
+    the parked units. `close` frees everything, in any state.
+
+    Raises:
+        EnvironmentFault: TT103, the plan runs on a GPU that is not here.
+        MemoryFault: TT403, TT404.
+    """
+
+    def __init__(self, plan: Plan, outline: Outline, disk_folder: str | Path | None) -> None:
+        self.plan = plan
+        self.device = device_of(plan.runs)
+        self.slabs: dict[str, Slab] = {}
+        self.homes: dict[str, Home] = {}
+        self.ring: Ring | None = None
+        self.tables: dict[str, torch.Tensor] = {}
+        self.pageable = 0
+        self._shared: dict[tuple[str, bytes], torch.Tensor] = {}
+        self._undo = contextlib.ExitStack()
+        specs = {weight.name: weight for unit in outline.units for weight in unit.weights}
+        try:
+            self._make(plan, specs, disk_folder)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        if self.ring is not None:
+            self.ring.close()
+            self.ring = None
+        self._undo.close()
+        self.homes.clear()
+        self.slabs.clear()
+        self.tables.clear()
+        self._shared.clear()
+
+    def share(self, tensor: torch.Tensor) -> torch.Tensor:
+        """One copy for all equal tensors: code books."""
+        key = (str(tensor.dtype), tensor.detach().cpu().numpy().tobytes())
+        return self._shared.setdefault(key, tensor.detach().clone())
+
+    def furnish(self, model: torch.nn.Module, *, poison: bool = False) -> list[ParkedUnit]:
+        """The parked units, with the ring and the carriers that bring them.
+
+        Raises:
+            FormatFault: TT505, a planned weight never came.
+        """
+        weights = {unit: self._arrived(unit, model) for unit in self.slabs}
+        streamed = [unit.name for unit in self.plan.of_mode(STREAMED)]
+        ring = self.ring = Ring(
+            [self.slabs[name] for name in streamed], self.plan.slots, self.device, poison=poison
+        )
+        units = [
+            ParkedUnit(name, weights[name], RingCarrier(ring, number, self.slabs[name], weights[name]))
+            for number, name in enumerate(streamed)
+        ]
+        for unit in self.plan.of_mode(IDLE):
+            if unit.name in self.slabs:
+                carrier = BringIn(unit, self.slabs[unit.name], weights[unit.name], self)
+                units.append(ParkedUnit(unit.name, weights[unit.name], carrier))
+        self.homes.clear()
+        return units
+
+    def _arrived(self, unit: str, model: torch.nn.Module) -> list[ParkedWeight]:
+        owners: dict[int, list[tuple[torch.nn.Module, str]]] = {}
+        for module in model.modules():
+            for attribute, parameter in module._parameters.items():
+                if parameter is not None:
+                    owners.setdefault(id(parameter), []).append((module, attribute))
+        found = []
+        for name in self.slabs[unit].layout.spans:
+            home = self.homes[name]
+            if not isinstance(home, ParkingHome) or home.parked is None:
+                raise FormatFault(
+                    "TT505",
+                    f"{name} was planned as parked and was never loaded",
+                    fix="make the plan again from the checkpoint as it is now",
+                )
+            mine = owners.get(id(home.parked.parameter))
+            if mine is not None:
+                home.parked.owners = mine
+            found.append(home.parked)
+        return found
+
+    def _make(
+        self, plan: Plan, specs: Mapping[str, WeightSpec], disk_folder: str | Path | None
+    ) -> None:
+        parked = [unit for unit in plan.of_mode(STREAMED, IDLE) if unit.moving]
+        tables = plan.of_mode(LOOKED_UP)
+        layouts = {
+            unit.name: SlabLayout.of(specs[name] for name in unit.moving) for unit in parked
+        }
+        folder = None
+        if any(unit.rests == "disk" for unit in (*parked, *tables)):
+            folder = DiskFolder(disk_folder)
+            self._undo.callback(folder.close)
+        on_disk = [layouts[unit.name].nbytes for unit in parked if unit.rests == "disk"]
+        staging = Staging(max(on_disk, default=0), self.device)
+        self._undo.callback(staging.close)
+        for unit in parked:
+            slab = self._slab(unit, layouts[unit.name], folder, staging)
+            self._undo.callback(slab.close)
+            self.slabs[unit.name] = slab
+            for name in unit.moving:
+                self.homes[name] = ParkingHome(specs[name], slab, self.device, self.share)
+        for unit in tables:
+            for name in unit.moving:
+                self._table(unit, specs[name], folder)
+
+    def _slab(
+        self, unit: PlacedUnit, layout: SlabLayout, folder: DiskFolder | None, staging: Staging
+    ) -> Slab:
+        if folder is not None and unit.rests == "disk":
+            return DiskSlab(layout, folder, unit.name, staging)
+        with out_of_memory(unit.name, layout.nbytes):
+            slab = MemorySlab(layout, pin=self.device.type == "cuda")
+        if self.device.type == "cuda" and not slab.pinned:
+            self.pageable += layout.nbytes
+        return slab
+
+    def _table(self, unit: PlacedUnit, spec: WeightSpec, folder: DiskFolder | None) -> None:
+        nbytes = by_name(spec.storage).layout(spec.shape, spec.dtype)[0].nbytes
+        if folder is not None and unit.rests == "disk":
+            resting = seen = map_file(folder.reserve(spec.name, nbytes), nbytes)
+        else:
+            with out_of_memory(unit.name, nbytes):
+                memory = HostMemory(nbytes, pin=self.device.type == "cuda")
+            self._undo.callback(memory.close)
+            resting = memory.buffer
+            seen = resting if self.device.type == "cpu" else seen_by_gpu(memory, self.device)
+        self.tables[spec.name] = seen
+        self.homes[spec.name] = TableHome(spec, resting, seen)
+
+
+class RingCarrier:
+    """Brings a streamed unit through the ring; what it binds is made once for each slot."""
+
+    def __init__(
+        self, ring: Ring, number: int, slab: Slab, weights: Sequence[ParkedWeight]
+    ) -> None:
+        self._ring = ring
+        self._number = number
+        self._joined = [join(weights, slab, slot.buffer) for slot in ring.slots]
+
+    def take(self) -> tuple[Joined, int]:
+        slot = self._ring.take(self._number)
+        return self._joined[slot], slot
+
+    def give(self, claim: Any) -> None:
+        self._ring.give(claim)
+
+
+class BringIn:
+    """Brings an idle unit in whole, into memory that is had for the call and freed after it."""
+
+    def __init__(
+        self, unit: PlacedUnit, slab: Slab, weights: Sequence[ParkedWeight], rooms: Rooms
+    ) -> None:
+        self._unit = unit
+        self._slab = slab
+        self._weights = weights
+        self._device = rooms.device
+        self._room = rooms.plan.spare + rooms.plan.costs.get("bring_in", 0)
+
+    def take(self) -> tuple[Joined, torch.Tensor]:
+        needed = self._slab.layout.nbytes
+        if needed > self._room:
+            raise RunningFault(
+                "TT603",
+                f"{self._unit.name} is needed, and the plan left it out: it takes "
+                f"{format_size(needed)} and {format_size(self._room)} are spare",
+                why=self._unit.reason,
+                fix="plan with the modality that needs it, or with a larger budget",
+                unit=self._unit.name,
+                needed=needed,
+            )
+        with torch.inference_mode(False):
+            buffer = torch.empty(needed, dtype=torch.uint8, device=self._device)
+        self._slab.fetch(buffer)
+        return join(self._weights, self._slab, buffer), buffer
+
+    def give(self, claim: Any) -> None:
+        pass
+
+
+def join(weights: Sequence[ParkedWeight], slab: Slab, buffer: torch.Tensor) -> Joined:
+    """What the weights of a unit are bound to when its slab lies in `buffer`."""
+    with torch.inference_mode(False):
+        views = slab.layout.views(buffer)
+        return {one.name: one.storage.join(views[one.name], one.recipe) for one in weights}
+
+
+def device_of(tier: str) -> torch.device:
+    """torch's device of a tier that runs.
+
+    Raises:
+        EnvironmentFault: TT103, if it is not here.
+    """
+    if tier == "cpu":
+        return torch.device("cpu")
+    index = int(tier.partition(":")[2] or 0)
+    if index >= torch.cuda.device_count():
+        raise EnvironmentFault(
+            "TT103",
+            f"the plan runs on {tier}, and torch sees {torch.cuda.device_count()} CUDA devices",
+            fix="make the plan without --gpu, to run on the CPU, or install a CUDA build of torch",
+        )
+    return torch.device("cuda", index)
+
+
+@contextlib.contextmanager
+def out_of_memory(unit: str, nbytes: int) -> Any:
+    """Translates what a failed allocation of host memory raises."""
+    try:
+        yield
+    except (MemoryError, OSError) as error:
+        raise MemoryFault(
+            "TT404",
+            f"{format_size(nbytes)} of memory for {unit} could not be had",
+            why=str(error),
+            fix="plan with a smaller --cpu budget",
+            needed=nbytes,
+        ) from error
+

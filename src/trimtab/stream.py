@@ -1,0 +1,188 @@
+"""The ring: slabs go round through a few equal slots on the device that runs, ahead of their use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from trimtab.errors import RunningFault
+from trimtab.store import Slab
+
+
+class Lane(Protocol):
+    """Orders copies beside the computation.
+
+    `copy(after, work)` runs `work` once the computation has reached the mark `after` (None: at
+    once) and returns a ticket; `wait(ticket)` makes the computation wait for that copy; `mark()`
+    is the computation's present position. Nothing here blocks the host.
+    """
+
+    def copy(self, after: Any, work: Callable[[], None]) -> Any: ...
+
+    def wait(self, ticket: Any) -> None: ...
+
+    def mark(self) -> Any: ...
+
+
+class HostLane:
+    """A CPU computes and copies in one order: every event is a no-op."""
+
+    def copy(self, after: Any, work: Callable[[], None]) -> Any:
+        work()
+
+    def wait(self, ticket: Any) -> None:
+        pass
+
+    def mark(self) -> Any:
+        return None
+
+
+class CudaLane:
+    """One copy stream beside the current stream of a CUDA device, ordered by events."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+
+    def copy(self, after: Any, work: Callable[[], None]) -> Any:
+        if after is not None:
+            self._stream.wait_event(after)
+        with torch.cuda.stream(self._stream):
+            work()
+        done = torch.cuda.Event()
+        done.record(self._stream)
+        return done
+
+    def wait(self, ticket: Any) -> None:
+        torch.cuda.current_stream(self._device).wait_event(ticket)
+
+    def mark(self) -> Any:
+        now = torch.cuda.Event()
+        now.record(torch.cuda.current_stream(self._device))
+        return now
+
+
+def lane_for(device: torch.device) -> Lane:
+    return CudaLane(device) if device.type == "cuda" else HostLane()
+
+
+class Slot:
+    """One buffer of the ring: the slab it holds, the copy that fills it, its last use."""
+
+    def __init__(self, nbytes: int, device: torch.device) -> None:
+        # Made inside an inference_mode block it could not be written to outside.
+        with torch.inference_mode(False):
+            self.buffer = torch.empty(nbytes, dtype=torch.uint8, device=device)
+        self.holds: int | None = None
+        self.ticket: Any = None
+        self.used: Any = None
+        self.busy = False
+
+
+class Ring:
+    """Slabs in running order, a few slots, and the rule which slab is fetched next.
+
+    The order is a circle: while the last units of a token run, the first of the next are fetched.
+    A free slot takes the next slab that is not held, if that one is needed before what the slot
+    holds now. A slab that is asked for out of order is fetched on demand.
+
+    Args:
+        slabs: the slabs of the streamed units, in running order.
+        slots: how many buffers; each is as large as the largest slab.
+        device: where the buffers are.
+        lane: what orders copies and computation.
+        poison: fill a slot with 0xFF when its unit has run, so that a late read shows.
+    """
+
+    def __init__(
+        self,
+        slabs: Sequence[Slab],
+        slots: int,
+        device: torch.device,
+        lane: Lane | None = None,
+        *,
+        poison: bool = False,
+    ) -> None:
+        self._slabs = slabs
+        self._lane = lane if lane is not None else lane_for(device)
+        self._poison = poison
+        size = max((slab.layout.nbytes for slab in slabs), default=0)
+        count = min(slots, len(slabs)) if not poison else slots
+        self.slots = [Slot(size, device) for _ in range(count if slabs else 0)]
+        for slot in self.slots:
+            slot.used = self._lane.mark()  # the allocator may hand out memory still in use
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all slots on the device."""
+        return sum(slot.buffer.numel() for slot in self.slots)
+
+    def take(self, index: int) -> int:
+        """The number of the slot that holds slab `index`, for the computation's exclusive use.
+
+        Raises:
+            RunningFault: TT607, if units are nested deeper than there are slots.
+        """
+        slot = next((one for one in self.slots if one.holds == index and not one.busy), None)
+        if slot is None:
+            slot = self._victim(index)
+            if slot is None:
+                raise RunningFault(
+                    "TT607", f"{len(self.slots)} slots are in use and one more is needed"
+                )
+            self._fill(slot, index)
+        self._lane.wait(slot.ticket)
+        slot.busy = True
+        self._ahead(index)
+        return self.slots.index(slot)
+
+    def give(self, number: int) -> None:
+        """The computation is done with the slot: its next slab may come."""
+        slot = self.slots[number]
+        index = slot.holds
+        slot.busy = False
+        if self._poison:
+            slot.buffer.fill_(0xFF)
+            slot.holds = None
+        slot.used = self._lane.mark()
+        if index is not None:
+            self._ahead(index)
+
+    def forget(self) -> None:
+        """Lets every slot go, whoever held it: after a forward that did not end."""
+        for slot in self.slots:
+            slot.busy, slot.holds, slot.used = False, None, self._lane.mark()
+
+    def close(self) -> None:
+        self.slots = []
+
+    def _distance(self, held: int | None, index: int) -> int:
+        """Steps from unit `index` until `held` is needed; nothing held is needed never."""
+        if held is None:
+            return len(self._slabs) + 1
+        return (held - index) % len(self._slabs) or len(self._slabs)
+
+    def _victim(self, index: int) -> Slot | None:
+        free = [slot for slot in self.slots if not slot.busy]
+        return max(free, key=lambda slot: self._distance(slot.holds, index), default=None)
+
+    def _ahead(self, index: int) -> None:
+        held = {slot.holds for slot in self.slots}
+        for step in range(1, len(self._slabs)):
+            wanted = (index + step) % len(self._slabs)
+            if wanted in held:
+                continue
+            slot = self._victim(index)
+            if slot is None or self._distance(slot.holds, index) <= step:
+                return
+            held.discard(slot.holds)
+            held.add(wanted)
+            self._fill(slot, wanted)
+
+    def _fill(self, slot: Slot, index: int) -> None:
+        slab = self._slabs[index]
+        slot.holds = None
+        slot.ticket = self._lane.copy(slot.used, lambda: slab.fetch(slot.buffer))
+        slot.holds = index
