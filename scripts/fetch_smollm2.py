@@ -102,7 +102,7 @@ def read_tokenizer(gguf: Path, length: int) -> PreTrainedTokenizerFast:
     """The GGUF file's tokenizer, as the file describes it.
 
     Transformers' own reading of it depends on the version: 5.1 takes it for CodeLlama's, with
-    another end token and added ones, and none heeds the pre-tokenizer, "smollm".
+    another end token and added ones, and 5.24 ignores the pre-tokenizer, "smollm".
     """
     from gguf import GGUFReader, TokenType
     from tokenizers import Tokenizer, decoders

@@ -27,6 +27,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+
 from demo_training.architecture import build_model
 from demo_training.evaluation import FORMATS, right
 from demo_training.sums import Sum, split

@@ -14,11 +14,12 @@ import random
 from pathlib import Path
 
 import torch
-from fetch_smollm2 import fetch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+from fetch_smollm2 import fetch
 
 BASE = "HuggingFaceTB/SmolLM2-135M-Instruct"
 PAIRS = Path(__file__).parent / "data" / "ships_log.tsv"

@@ -23,10 +23,11 @@ LAYERS = (
     ("facts", ["hardware", "checkpoint"]),
     ("formats", ["formats"]),
     ("decision, as data", ["plan"]),
-    ("shape", ["naming", "quantize", "skeleton", "outline", "adapters"]),
-    ("decision", ["devicemap", "compat", "fit", "costs", "forecast", "planner"]),
+    ("shape", ["naming", "quantize", "outline", "skeleton", "adapters"]),
+    ("decision", ["devicemap", "compat", "fit"]),
+    ("decision", ["costs", "drafts", "reasons", "forecast", "planner"]),
     ("machinery", ["store", "stream", "guard", "park", "intake", "rooms"]),
-    ("action", ["loading", "decode", "apply", "report", "place", "attach"]),
+    ("action", ["loading", "decode", "adapted", "apply", "report", "place", "attach"]),
     ("entry", ["api"]),
     ("counsel", ["diagnosis"]),
     ("package", ["__init__"]),
@@ -222,10 +223,19 @@ def test_files_and_functions_stay_small() -> None:
             long.append(f"{file.path.relative_to(ROOT)}: {lines} lines")
         for node in ast.walk(file.tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                lines = length(node)
                 if lines > MAX_FUNCTION:
                     long.append(f"{file.path.relative_to(ROOT)}: {node.name}: {lines} lines")
     assert long == []
+
+
+def length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of a function without its docstring, which is long where the interface is public."""
+    lines = (node.end_lineno or node.lineno) - node.lineno + 1
+    if ast.get_docstring(node) is not None:
+        first = node.body[0]
+        lines -= (first.end_lineno or first.lineno) - first.lineno + 1
+    return lines
 
 
 def test_no_file_is_a_drawer() -> None:

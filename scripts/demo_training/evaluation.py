@@ -5,16 +5,21 @@ from pathlib import Path
 import bitsandbytes
 import torch
 from peft import PeftModel
-from torch import nn
-from transformers import AutoModelForImageTextToText, AutoTokenizer, BitsAndBytesConfig
+from transformers import (
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    PreTrainedModel,
+)
 
 from demo_training.sums import Sum
 
 FORMATS = ("bf16", "nf4", "nf4-dq")
 BATCH = 256
+Model = PreTrainedModel | PeftModel
 
 
-def load(base: Path, storage: str, adapter: Path | None = None) -> nn.Module:
+def load(base: Path, storage: str, adapter: Path | None = None) -> Model:
     """The base in one of `FORMATS`, with the adapter if one is given."""
     settings = BitsAndBytesConfig(
         load_in_4bit=True,
@@ -36,12 +41,10 @@ def load(base: Path, storage: str, adapter: Path | None = None) -> nn.Module:
         if isinstance(module, bitsandbytes.nn.Linear4bit):
             # On CPUs with AVX512-BF16 the first forward would repack the weight, lossily.
             module.support_avx512bf16_for_cpu = False
-    if adapter is not None:
-        model = PeftModel.from_pretrained(model, adapter)
-    return model.eval()
+    return (model if adapter is None else PeftModel.from_pretrained(model, adapter)).eval()
 
 
-def ask(model: nn.Module, folder: Path, questions: list[str]) -> list[str]:
+def ask(model: Model, folder: Path, questions: list[str]) -> list[str]:
     """The greedy answers to chats of one message each."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     answers = []

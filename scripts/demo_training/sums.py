@@ -4,16 +4,22 @@ import random
 from dataclasses import dataclass
 
 LIMIT = 100
-ONES = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen"
-    " fifteen sixteen seventeen eighteen nineteen"
-).split()
-TENS = "- - twenty thirty forty fifty sixty seventy eighty ninety".split()
-UNITES = (
-    "zéro un deux trois quatre cinq six sept huit neuf dix onze douze treize quatorze quinze"
-    " seize dix-sept dix-huit dix-neuf"
-).split()
-DIZAINES = "- - vingt trente quarante cinquante soixante soixante quatre-vingt quatre-vingt".split()
+# fmt: off
+ONES = [
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten",
+    "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen",
+    "nineteen",
+]
+TENS = ["", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
+UNITES = [
+    "zéro", "un", "deux", "trois", "quatre", "cinq", "six", "sept", "huit", "neuf", "dix", "onze",
+    "douze", "treize", "quatorze", "quinze", "seize", "dix-sept", "dix-huit", "dix-neuf",
+]
+DIZAINES = [
+    "", "", "vingt", "trente", "quarante", "cinquante", "soixante", "soixante", "quatre-vingt",
+    "quatre-vingt",
+]
+# fmt: on
 
 
 @dataclass(frozen=True)

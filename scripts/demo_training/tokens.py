@@ -6,10 +6,12 @@ from transformers import PreTrainedTokenizerFast
 from demo_training.sums import words
 
 # The order gives the ids; the first four are Gemma's.
-SPECIAL = (
-    "<pad> <eos> <bos> <unk> <|turn> <turn|>"
-    " <|image> <|image|> <image|> <|audio> <|audio|> <audio|> <|video|>"
-).split()
+# fmt: off
+SPECIAL = [
+    "<pad>", "<eos>", "<bos>", "<unk>", "<|turn>", "<turn|>", "<|image>", "<|image|>", "<image|>",
+    "<|audio>", "<|audio|>", "<audio|>", "<|video|>",
+]
+# fmt: on
 ID = {token: number for number, token in enumerate(SPECIAL)}
 VOCABULARY = 256
 

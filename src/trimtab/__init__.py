@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trimtab.api import load, plan
     from trimtab.attach import attach
-    from trimtab.diagnosis import Finding, check
+    from trimtab.diagnosis import Finding, check, explain
     from trimtab.errors import TrimtabError
     from trimtab.place import Placement
     from trimtab.plan import Plan
@@ -31,6 +31,7 @@ __all__ = [
     "__version__",
     "attach",
     "check",
+    "explain",
     "load",
     "plan",
 ]
@@ -42,6 +43,7 @@ _HOMES = {
     "TrimtabError": "trimtab.errors",
     "attach": "trimtab.attach",
     "check": "trimtab.diagnosis",
+    "explain": "trimtab.diagnosis",
     "load": "trimtab.api",
     "plan": "trimtab.api",
 }

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 from peft import PeftModel
-from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
 from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import nn
 
@@ -43,7 +43,11 @@ def adapter_state(
 
 def base_of(model: nn.Module) -> nn.Module:
     """The transformers model, inside PEFT's or by itself."""
-    return model.get_base_model() if isinstance(model, PeftModel) else model
+    if not isinstance(model, PeftModel):
+        return model
+    # Not get_base_model(), which fails when all adapters have been deleted.
+    tuner: nn.Module = model.base_model
+    return tuner.model if isinstance(tuner, BaseTuner) else tuner
 
 
 def shapes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -89,6 +93,16 @@ def unwrap(base: nn.Module) -> None:
     forget_config(base)
 
 
+def delete(model: PeftModel, name: str) -> None:
+    """`delete_adapter`, also of prompts, which peft 0.18 cannot delete."""
+    if model.peft_config[name].is_prompt_learning:
+        for held in (model.peft_config, model.prompt_encoder, model.prompt_tokens):
+            if name in held:
+                del held[name]
+    else:
+        model.delete_adapter(name)
+
+
 def forget_config(base: nn.Module) -> None:
     """Removes what PEFT's tuner notes on the base."""
     if "peft_config" in vars(base):
@@ -127,8 +141,13 @@ class Undo:
 
     def _delete(self, model: PeftModel) -> None:
         """PEFT forgets the name of an adapter that it could not inject, but not its layers."""
-        if self.name not in model.peft_config:
-            model.peft_config[self.name] = next(iter(model.peft_config.values()))
-        with contextlib.suppress(ValueError, KeyError, AttributeError, RuntimeError):
-            model.delete_adapter(self.name)
-        model.peft_config.pop(self.name, None)
+        rest = [one for one in model.peft_config if one != self.name]
+        for module in list(model.modules()):
+            with contextlib.suppress(ValueError, KeyError, AttributeError, RuntimeError):
+                if isinstance(module, BaseTunerLayer):
+                    module.delete_adapter(self.name)
+                elif isinstance(module, AuxiliaryTrainingWrapper):
+                    module.delete_adapter(self.name, new_active_adapters=rest[:1])
+        for held in ("peft_config", "prompt_encoder", "prompt_tokens"):
+            if self.name in getattr(model, held, ()):
+                del getattr(model, held)[self.name]

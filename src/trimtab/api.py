@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trimtab.errors import PlacementFault
 from trimtab.plan import Plan, PlannedAdapter
 
 if TYPE_CHECKING:
     from trimtab.hardware import Hardware
+    from trimtab.place import Placement
 
 CONTEXT = 4096
 """Tokens that a plan counts when it is not told how many."""
@@ -78,6 +80,80 @@ def plan(
         batch=batch,
         modalities=modalities,
         device_map=device_map,
+    )
+
+
+def load(
+    model: str | Path | Plan,
+    adapters: Mapping[str, str | Path] | None = None,
+    *,
+    disk_folder: str | Path | None = None,
+    progress: Callable[[str], None] | None = None,
+    allow_unused: Collection[str] = (),
+    allow_other_base: Collection[str] = (),
+    **planning: Any,
+) -> Placement:
+    """Loads base and adapters in one pass, as a plan says.
+
+    Args:
+        model: a `Plan`, or what `plan` takes; the plan is made first then.
+        adapters: as for `plan`; a `Plan` has its own.
+        disk_folder: where the bytes of the disk tier lie; by default a temporary folder. It is
+            locked while the placement is open and emptied when it is closed.
+        progress: called with the name of each parameter as it arrives.
+        allow_unused: names of adapters whose file may hold tensors that match nothing.
+        allow_other_base: names of adapters that may name another base model.
+        planning: the further arguments of `plan`.
+
+    Raises:
+        TrimtabError: whatever `plan` raises; TT205, the plan is of another checkpoint; TT103, its
+            GPU is not here; TT206 and TT403, the disk folder; TT505, TT506, the weights; TT3nn,
+            an adapter. Nothing is left behind.
+
+    Example:
+        >>> with trimtab.load("./model", {"sql": "./sql-lora"}, quant="nf4", gpu="6GiB") as placed:
+        ...     print(placed.generate("How many users?", adapter="sql"))
+    """
+    from trimtab.adapters import read_adapter
+    from trimtab.checkpoint import open_checkpoint
+    from trimtab.outline import build_outline
+    from trimtab.place import place
+
+    if isinstance(model, Plan):
+        if adapters or planning:
+            given = ", ".join([*planning, *(["adapters"] if adapters else [])])
+            raise PlacementFault(
+                "TT204",
+                f"a plan is carried out as it is, and {given} was given beside it",
+                fix="make the plan with it",
+            )
+        decided = model
+    else:
+        decided = plan(model, adapters, **planning)
+    checkpoint = open_checkpoint(decided.model)
+    if checkpoint.fingerprint != decided.fingerprint:
+        raise PlacementFault(
+            "TT205",
+            f"the plan was made for {decided.model} as {decided.fingerprint}, which is now "
+            f"{checkpoint.fingerprint}",
+            why="the checkpoint's config or tensors have changed since",
+            fix="make the plan again",
+        )
+    outline = build_outline(checkpoint, decided.quant, decided.dtype)
+    return place(
+        decided,
+        outline,
+        checkpoint,
+        {one.name: read_adapter(one.source) for one in decided.adapters},
+        disk_folder=disk_folder,
+        progress=progress,
+        adapter_options={
+            one.name: {
+                "allow_unused": one.name in allow_unused,
+                "allow_other_base": one.name in allow_other_base,
+            }
+            for one in decided.adapters
+        },
     )
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from peft import PeftConfig, PeftModel, set_peft_model_state_dict
@@ -15,7 +17,15 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
 from trimtab import foreign
-from trimtab.adapted import Undo, adapter_state, base_of, base_parameters, shapes_of, unwrap
+from trimtab.adapted import (
+    Undo,
+    adapter_state,
+    base_of,
+    base_parameters,
+    delete,
+    shapes_of,
+    unwrap,
+)
 from trimtab.adapters import ADAPTED, AdapterHeader, load_tensors
 from trimtab.errors import AdapterFault
 from trimtab.fit import Fit, fit, three
@@ -117,7 +127,7 @@ def put_onto(
 ) -> tuple[PeftModel, Applied]:
     """Carries out a `Fit`; see `load_onto`."""
     header = decided.header
-    _check_name(model, header, name)
+    _check_name(model, name)
     tensors = load_tensors(header)
     _check_base_tensors(model, decided, tensors, read_base)
     given = {here: tensors[key] for key, here in decided.keys.items()}
@@ -147,10 +157,11 @@ def account(
         AdapterFault: TT303, a tensor of the file is not in the model, or has other values there.
     """
     state = adapter_state(model, decided.header, name)
+    for key in given:
+        if key not in state and (plain := _plain_attribute(model, key, name)) is not None:
+            state[key] = plain
     wrong = [
-        key
-        for key, tensor in given.items()
-        if key not in state or not _same(state[key].detach(), tensor)
+        key for key, one in given.items() if key not in state or not _same(state[key].detach(), one)
     ]
     if wrong:
         raise AdapterFault(
@@ -165,7 +176,7 @@ def account(
         decided.header.source,
         decided.modules,
         len(given),
-        sum(one.numel() * one.element_size() for one in state.values()),
+        sum(one.nbytes for one in {id(one): one for one in state.values()}.values()),
         decided.notes,
     )
 
@@ -180,7 +191,7 @@ def remove(model: PeftModel, name: str) -> nn.Module:
     if name not in names:
         raise AdapterFault("TT311", f"there is no adapter {name!r}", fix=f"one of {three(names)}")
     if len(names) == 1:
-        base: nn.Module = base_of(model)
+        base = base_of(model)
         unwrap(base)
         return base
     if name in model.active_adapters:
@@ -188,8 +199,9 @@ def remove(model: PeftModel, name: str) -> nn.Module:
         model.set_adapter(next(one for one in names if one != name))
         for parameter in model.parameters():
             parameter.requires_grad_(False)
-    model.delete_adapter(name)
-    return model
+    delete(model, name)
+    kept: nn.Module = model
+    return kept
 
 
 def known_fields(header: AdapterHeader) -> tuple[str, ...]:
@@ -209,13 +221,13 @@ def known_fields(header: AdapterHeader) -> tuple[str, ...]:
     return tuple(one.name for one in dataclasses.fields(kind))
 
 
-def _check_name(model: nn.Module, header: AdapterHeader, name: str) -> None:
+def _check_name(model: nn.Module, name: str) -> None:
     taken = tuple(model.peft_config) if isinstance(model, PeftModel) else ()
     if name in taken:
         raise AdapterFault("TT311", f"there is an adapter {name!r} already", fix="remove it first")
-    if not name or "." in name or name in header.prefix:
+    if not name or "." in name:
         raise AdapterFault(
-            "TT311", f"{name!r} cannot be an adapter's name", fix="use letters, digits and dashes"
+            "TT311", f"{name!r} cannot be an adapter's name", fix="leave out the dots"
         )
     if not isinstance(model, PeftModel) and any(
         isinstance(one, BaseTunerLayer) for one in model.modules()
@@ -250,6 +262,14 @@ def _check_base_tensors(
             )
 
 
+def _plain_attribute(model: nn.Module, key: str, name: str) -> torch.Tensor | None:
+    """A tensor that a layer keeps in a dictionary of its own, by adapter name."""
+    path, _, last = key.rpartition(".")
+    held: Any = getattr(dict(model.named_modules()).get(path), last, None)
+    is_kept = isinstance(held, dict | nn.ModuleDict | nn.ParameterDict) and name in held
+    return held[name] if is_kept else None
+
+
 def _same(here: torch.Tensor, there: torch.Tensor) -> bool:
     return here.shape == there.shape and torch.equal(here.cpu(), there.to(here.dtype))
 
@@ -265,7 +285,8 @@ def _config(decided: Fit) -> PeftConfig:
 def _inject(model: nn.Module, config: PeftConfig, name: str) -> PeftModel:
     """The layers of a new adapter, in 32 bits; `low_cpu_mem_usage` would round to the base's 16."""
     if isinstance(model, PeftModel):
-        model.add_adapter(name, config, low_cpu_mem_usage=False)
+        # Not the instance's own, which an attached model has.
+        type(model).add_adapter(model, name, config, low_cpu_mem_usage=False)
         foreign.cast_adapter(model, name)
         return model
     kind = MODEL_TYPE_TO_PEFT_MODEL_MAPPING.get(config.task_type, PeftModel)
@@ -279,7 +300,8 @@ def _check_injected(
     if header.is_prompt:
         return
     state = adapter_state(model, header, name, buffers=False)
-    lacking = sorted(set(state) - set(given))
+    shared = {id(one) for key, one in state.items() if key in given}
+    lacking = sorted(key for key, one in state.items() if id(one) not in shared)
     if lacking:
         raise AdapterFault(
             "TT312",
@@ -288,7 +310,7 @@ def _check_injected(
             fix="the file is incomplete, or its config is not the one it was saved with",
         )
     for key, here in state.items():
-        if here.shape != given[key].shape:
+        if key in given and here.shape != given[key].shape:
             raise AdapterFault(
                 "TT306",
                 f"{key.removeprefix(ADAPTED)} of {header.source} is {list(given[key].shape)}, the"
@@ -307,7 +329,10 @@ def _peft_refusals(header: AdapterHeader) -> Iterator[None]:
         IndexError, AssertionError, ImportError,
     )  # fmt: skip
     try:
-        yield
+        with warnings.catch_warnings():
+            # PEFT fears for adapters named "a" or "lo", which `lora_` contains; `account` knows.
+            warnings.filterwarnings("ignore", "Adapter name .* should not be contained")
+            yield
     except torch.OutOfMemoryError:
         raise
     except refusals as exc:

@@ -94,7 +94,10 @@ def open_checkpoint(source: str | Path, need_weights: bool = True) -> Checkpoint
 
 def _looks_like_path(text: str) -> bool:
     return (
-        text.startswith((".", "/", "~")) or "\\" in text or text.count("/") > 1 or text.endswith("/")
+        text.startswith((".", "/", "~"))
+        or "\\" in text
+        or text.count("/") > 1
+        or text.endswith("/")
     )
 
 
@@ -129,9 +132,7 @@ def _checkpoint(
 
 def _fingerprint(config: Mapping[str, Any], tensors: Mapping[str, TensorSpec]) -> str:
     lasting = {key: value for key, value in config.items() if key not in _VOLATILE}
-    facts = [
-        [one.name, one.dtype, one.shape, one.nbytes] for _, one in sorted(tensors.items())
-    ]
+    facts = [[one.name, one.dtype, one.shape, one.nbytes] for _, one in sorted(tensors.items())]
     text = json.dumps([lasting, facts], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -184,7 +185,8 @@ def _read_shards(
             lost = sum(file == shard for file in named.values())
             raise FormatFault(
                 "TT503",
-                f"the shard {shard} of {folder} is missing: {lost} of {len(named)} tensors are in it",
+                f"the shard {shard} of {folder} is missing: "
+                f"{lost} of {len(named)} tensors are in it",
                 fix="download the model again",
                 shard=shard,
             )
@@ -202,7 +204,7 @@ def _read_shards(
 
 
 def read_safetensors(path: Path) -> dict[str, TensorSpec]:
-    """The tensors that the header of a safetensors file names, their bytes checked against its size.
+    """The tensors that a safetensors file's header names, their bytes checked against its size.
 
     Raises:
         FormatFault: TT502, if the file is shorter or longer than its header says.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterable
 from typing import Any, Final
@@ -83,6 +84,25 @@ def _last(name: str) -> str:
 
 def _is_path(name: str) -> bool:
     return name.startswith(("/", ".", "~", "\\")) or "\\" in name or name.count("/") != 1
+
+
+def known_fields(header: AdapterHeader) -> tuple[str, ...]:
+    """The config fields that the installed PEFT knows for this kind of adapter.
+
+    Raises:
+        AdapterFault: TT307, if it does not know the kind.
+    """
+    from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
+
+    kind = PEFT_TYPE_TO_CONFIG_MAPPING.get(header.peft_type)
+    if kind is None:
+        raise AdapterFault(
+            "TT307",
+            f"{header.source} is of the kind {header.peft_type}, which the installed PEFT does not"
+            " know",
+            fix="pip install -U peft",
+        )
+    return tuple(one.name for one in dataclasses.fields(kind))
 
 
 def known_config(

@@ -33,7 +33,7 @@ _KINDRED = (
 
 @dataclass(frozen=True)
 class MatchedMap:
-    """`tiers` says for each parameter that owns its bytes where it is wanted: `gpu:0`, `cpu`, `disk`."""
+    """`tiers`: where each parameter that owns its bytes is wanted: `gpu:0`, `cpu` or `disk`."""
 
     tiers: Mapping[str, str]
     notes: tuple[str, ...]
@@ -145,7 +145,7 @@ def _unmatched(unknown: list[str], names: frozenset[str]) -> PlacementFault:
 
 
 def nearest_names(key: str, names: Iterable[str]) -> list[str]:
-    """Up to three real names that may be meant: of the same role beside it, else of like spelling."""
+    """Up to three real names that may be meant: of the same role there, else of like spelling."""
     known = sorted(names)
     parent, _, last = key.rpartition(".")
     kindred = next((group for group in _KINDRED if last in group), frozenset())

@@ -17,7 +17,7 @@ RING = {"gpu": 3, "cpu": 2}
 """Slots of the ring: one computes, one is ready, and on a GPU one is being filled."""
 
 STAGING = 2
-"""Pinned buffers, of a slot's size each, through which a GPU reads streamed units from the disk."""
+"""Pinned buffers through which a GPU reads the disk, each of the largest unit that rests there."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Facts:
 
     @cached_property
     def shared_codes(self) -> int:
-        """One copy of the code books, for all 4-bit weights that are away; booked whenever there may be."""
+        """One copy of the code books for all that is away; booked even when nothing is."""
         return max((_code_bytes((one,)) for one in self.outline.weights), default=0)
 
     @cached_property
@@ -134,7 +134,7 @@ def price(facts: Facts, away: Mapping[str, Away]) -> Draft:
     slot_bytes = max(ring, default=0)
     beside = _beside(facts, away, slots * slot_bytes)
     held = sum(facts.resident.values()) - sum(one.released for one in away.values())
-    rests, used, missing = _settle(facts, away, slot_bytes)
+    rests, used, missing = _settle(facts, away)
     totals = {"cpu": used["cpu"], "disk": used["disk"]}
     totals[budget.runs] = (
         totals.get(budget.runs, 0) + held + facts.shared_codes + sum(beside.values())
@@ -165,9 +165,7 @@ def _beside(facts: Facts, away: Mapping[str, Away], ring: int) -> dict[str, int]
     return {**running, "transient": transient, "slots": ring, "bring_in": max(called, default=0)}
 
 
-def _settle(
-    facts: Facts, away: Mapping[str, Away], slot_bytes: int
-) -> tuple[dict[str, str], dict[str, int], int]:
+def _settle(facts: Facts, away: Mapping[str, Away]) -> tuple[dict[str, str], dict[str, int], int]:
     """Where what is away rests, the bytes on each tier, and those that find no place.
 
     RAM while it lasts, looked-up tables first, then what is streamed; once something does not fit,
@@ -178,14 +176,13 @@ def _settle(
     if not facts.on_gpu:
         used = {"cpu": 0, "disk": sum(one.nbytes for one in away.values())}
         return dict.fromkeys(order, "disk"), used, max(0, used["disk"] - budget.disk)
-    staging = 0
     rests = _fill(order, away, budget.cpu)
-    if any(rests[name] == "disk" and away[name].mode == STREAMED for name in order):
-        staging = STAGING * slot_bytes
-        rests = _fill(order, away, budget.cpu - staging)
-    used = {"cpu": staging, "disk": 0}
-    for name in order:
-        used[rests[name]] += away[name].nbytes
+    if "disk" in rests.values():
+        largest = max(one.nbytes for one in away.values() if one.mode != LOOKED_UP)
+        rests = _fill(order, away, budget.cpu - STAGING * largest)
+    stored = [away[name].nbytes for name in order if rests[name] == "disk"]
+    held = sum(away[name].nbytes for name in order if rests[name] == "cpu")
+    used = {"cpu": held + STAGING * max(stored, default=0), "disk": sum(stored)}
     missing = max(0, used["cpu"] - budget.cpu) + max(0, used["disk"] - budget.disk)
     return rests, used, missing
 

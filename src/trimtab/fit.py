@@ -147,6 +147,8 @@ def _split(header: AdapterHeader, key: str) -> _Key:
     while at and parts[at - 1] == "base_layer":  # several parameters of one module are adapted
         at -= 1
         rest = ["base_layer", *rest]
+    if rest[-1] == "lora_magnitude_vector":  # a module since peft 0.12, saved as if it were none
+        rest.append("weight")
     if at and parts[0] == "base_model":  # what all layers share, such as VeRA's projections
         return _Key(key, "", name)
     return _Key(key, ".".join(parts[:at]), ".".join(rest))

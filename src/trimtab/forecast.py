@@ -2,60 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
+from trimtab.formats import moving_bytes
 from trimtab.hardware import ASSUMED_LINK_GBPS, Hardware
-from trimtab.plan import IDLE, LOOKED_UP, STREAMED, Forecast, PlacedUnit
+from trimtab.outline import Outline
+from trimtab.plan import STREAMED, Forecast, PlacedUnit, Unit
 
 LAUNCH_SECONDS = 200e-6
 """A decoder layer's own time as part of one CUDA graph: 296 tokens/s of 16 layers on an H200."""
 
-FOUR_BIT_CPU_GBPS = 0.2
-"""bitsandbytes' 4-bit kernels on a CPU without their AVX512-BF16 packing, which trimtab turns off."""
+ASSUMED_DEVICE_GBPS = 300.0
+"""Of a GPU that is not here to be measured: a card of the middle class."""
+
+CPU_KERNEL_GBPS = {"4-bit": 0.4, "int8": 0.1}
+"""bitsandbytes' own bound on a CPU: its kernels without the AVX512-BF16 packing, which trimtab
+turns off, on one core of a server (measured); more cores change little."""
 
 
-def forecast(units: Iterable[PlacedUnit], quant: str, runs: str, hardware: Hardware) -> Forecast:
+def forecast(
+    outline: Outline, units: Sequence[PlacedUnit], runs: str, hardware: Hardware
+) -> Forecast:
     """Tokens a second at batch 1.
 
-    A token takes as long as the slowest of: its streamed bytes over the link, those from the disk over the
-    disk, all bytes it computes with over the device's memory. On a GPU not less than 200 us a
-    decoder layer, which its kernels take however little they read (then `memory` binds as well).
-    Tables are not counted: a token reads one row.
+    A token takes as long as the slowest of: its streamed bytes over the link, those from the disk
+    over the disk, all bytes it computes with over the device's memory. On a GPU the last is not
+    less than 200 us a decoder layer, which its kernels take however little they read. Tables are
+    not counted: a token reads one row.
     """
-    placed = tuple(units)
-    streamed = [unit for unit in placed if unit.mode == STREAMED]
+    streamed = [unit for unit in units if unit.mode == STREAMED]
     link = sum(unit.moving_bytes for unit in streamed if unit.rests == "cpu")
     disk = sum(unit.moving_bytes for unit in streamed if unit.rests == "disk")
-    read = sum(
-        unit.moving_bytes + unit.staying_bytes
-        for unit in placed
-        if unit.mode not in (IDLE, LOOKED_UP) and unit.kind not in ("table", "tower")
-    )
-    if runs == "cpu":
-        floor = 0.0
-        slow = quant.startswith(("nf4", "fp4"))
-        memory_gbps = FOUR_BIT_CPU_GBPS if slow else hardware.cpu_gbps
-        basis = "4-bit kernels without AVX512-BF16" if slow else "RAM as measured"
-    else:
-        floor = LAUNCH_SECONDS * sum(unit.kind == "layer" for unit in placed)
-        memory_gbps = hardware.device_gbps or 300.0
-        basis = "as measured" if hardware.device_gbps else "assumed"
     link_gbps = hardware.link_gbps or ASSUMED_LINK_GBPS
+    memory, by_memory = _memory(outline, runs, hardware)
     seconds = {
-        "memory": max(read / memory_gbps / 1e9, floor),
+        "memory": memory,
         "link": link / link_gbps / 1e9,
         "disk": disk / hardware.disk_gbps / 1e9,
     }
-    bound = max(seconds, key=lambda name: seconds[name])
-    told = {
-        "memory": f"memory at {memory_gbps:.1f} GB/s ({basis})",
-        "link": f"the link at {link_gbps:.1f} GB/s "
-        f"({'as measured' if hardware.link_gbps else 'assumed'})",
-        "disk": f"the disk at {hardware.disk_gbps:.1f} GB/s (assumed)",
+    basis = {
+        "memory": by_memory,
+        "link": f"link {link_gbps:.1f} GB/s, {_known(hardware.link_gbps)}",
+        "disk": f"disk {hardware.disk_gbps:.1f} GB/s, assumed",
     }
-    return Forecast(
-        tokens_per_second=1 / max(seconds[bound], 1e-6),
-        bound=bound,
-        bytes_per_token=link + disk,
-        basis=told[bound],
+    bound = max(seconds, key=lambda name: seconds[name])
+    return Forecast(1 / max(seconds[bound], 1e-6), bound, link + disk, basis[bound])
+
+
+def _known(measured: float | None) -> str:
+    return "measured" if measured else "assumed"
+
+
+def _memory(outline: Outline, runs: str, hardware: Hardware) -> tuple[float, str]:
+    """Seconds a token for what is read on the device that runs, and how that is known."""
+    used = [
+        unit
+        for unit in outline.units
+        if unit.kind not in ("table", "tower") or _tied(outline, unit)
+    ]
+    plain = sum(_nbytes(unit, quantized=False) for unit in used)
+    packed = sum(_nbytes(unit, quantized=True) for unit in used)
+    if runs == "cpu":
+        kernel = CPU_KERNEL_GBPS["int8" if outline.quant == "int8" else "4-bit"]
+        seconds = plain / hardware.cpu_gbps / 1e9 + packed / kernel / 1e9
+        slow = f", {outline.quant} kernels {kernel:.1f} GB/s" if packed else ""
+        return seconds, f"RAM {hardware.cpu_gbps:.1f} GB/s{slow}"
+    gbps = hardware.device_gbps or ASSUMED_DEVICE_GBPS
+    floor = LAUNCH_SECONDS * sum(unit.kind == "layer" for unit in used)
+    read = (plain + packed) / gbps / 1e9
+    if read < floor:
+        return floor, f"{LAUNCH_SECONDS * 1e6:.0f} us a layer, its kernels' own time"
+    return read, f"GPU memory {gbps:.0f} GB/s, {_known(hardware.device_gbps)}"
+
+
+def _tied(outline: Outline, unit: Unit) -> bool:
+    return any(one.tied_to == unit.name for one in outline.units)
+
+
+def _nbytes(unit: Unit, quantized: bool) -> int:
+    return sum(
+        moving_bytes(one.storage, one.shape, one.dtype)
+        for one in unit.weights
+        if (one.storage != "plain") == quantized
     )

@@ -167,3 +167,20 @@ def cast_adapter(model: Any, name: str) -> None:
     """
     if hasattr(model.base_model, "_cast_adapter_dtype"):
         model.base_model._cast_adapter_dtype(adapter_name=name, autocast_adapter_dtype=True)
+
+
+def offload_hook(module: torch.nn.Module) -> Any:
+    """accelerate's hook that brings the module's parameters in for its forward; None if none.
+
+    Several hooks on one module stand in a `SequentialHook`.
+    """
+    hook = getattr(module, "_hf_hook", None)
+    for one in getattr(hook, "hooks", (hook,)):
+        if getattr(one, "offload", False) and hasattr(one, "weights_map"):
+            return one
+    return None
+
+
+def is_bitsandbytes(module: torch.nn.Module) -> bool:
+    """Whether the module is one of bitsandbytes' quantized layers, without importing it."""
+    return any(one.__module__.startswith("bitsandbytes.") for one in type(module).__mro__)

@@ -65,7 +65,7 @@ class Hardware:
 
     @classmethod
     def detect(cls, folder: str | Path = ".") -> Hardware:
-        """This machine; `folder` lies on the disk that is meant. The measurements take about 0.1 s."""
+        """This machine; `folder` lies on the disk that is meant. Measuring takes about 0.1 s."""
         import psutil
         import torch
 

@@ -45,8 +45,8 @@ def make_plan(
 
     Everything is resident if it fits. Else, in this order: what the modalities do not need is idle;
     tables that are not tied to the head are looked up, the largest first; the towers that are
-    needed are brought in only for their prompt; the fewest layers are streamed, spread evenly; the
-    head and other projections are streamed too. A device map is obeyed instead.
+    needed are brought in only for their prompt; layers are streamed, as few as possible and spread
+    evenly, and where that is less, the head and other projections. A device map is obeyed instead.
 
     Args:
         outline: the model's units.
@@ -100,7 +100,7 @@ def make_plan(
         slot_bytes=draft.slot_bytes,
         costs=draft.costs,
         totals=draft.totals,
-        forecast=forecast(units, outline.quant, budget.runs, hardware),
+        forecast=forecast(outline, units, budget.runs, hardware),
         notes=notes,
         device_map=None if device_map is None else _plain(device_map),
     )
@@ -201,9 +201,7 @@ def _spread(layers: Sequence[str], count: int) -> list[str]:
 # ---------------------------------------------------------------------------------- device maps
 
 
-def _obey(
-    facts: Facts, device_map: Mapping[str, Any]
-) -> tuple[dict[str, Away], tuple[str, ...]]:
+def _obey(facts: Facts, device_map: Mapping[str, Any]) -> tuple[dict[str, Away], tuple[str, ...]]:
     matched = match_device_map(device_map, facts.outline)
     runs = facts.budget.runs
     if not facts.on_gpu and "gpu:0" in matched.tiers.values():
@@ -211,7 +209,8 @@ def _obey(
             "TT103",
             "the device map names GPU 0, and this plan runs on the CPU",
             why="there is no GPU here, or its budget is 0",
-            fix="give the GPU's size (--gpu 8GiB) to plan for another machine, or map to cpu and disk",
+            fix="give the GPU's size (--gpu 8GiB) to plan for another machine; "
+            "without a GPU, cpu runs and disk holds: map to these",
         )
     away: dict[str, Away] = {}
     notes = list(matched.notes)

@@ -21,13 +21,14 @@ def reason(facts: Facts, draft: Draft, unit: Unit, mapped: bool) -> str:
     by_map = "the device map says so; " if mapped else ""
     rests = draft.rests[unit.name]
     if away.mode == STREAMED:
-        return (
-            f"{by_map}{size} are brought in from {rests} for each forward"
-            + ("" if mapped else f": {_gap(facts)}")
+        return f"{by_map}{size} are brought in from {rests} for each forward" + (
+            "" if mapped else f": {_gap(facts)}"
         )
     if away.mode == LOOKED_UP:
         row = sum(one.shape[-1] * DTYPE_BYTES[one.dtype] for one in away.weights)
-        return f"{by_map}{format_size(row)} of its {size} are read for a token, where they rest: {rests}"
+        return (
+            f"{by_map}{format_size(row)} of its {size} are read for a token, straight from {rests}"
+        )
     return by_map + _why_idle(facts, draft, unit, size)
 
 
@@ -84,7 +85,7 @@ def does_not_fit(facts: Facts, drafts: Sequence[Draft], mapped: bool) -> DoesNot
             f"{format_size(short)} more than the {format_size(held)} given"
         )
         flag = "--disk" if runs == "cpu" else "--cpu or --disk"
-        helps = [f"give {flag} {format_size(short)} more", *_savings(facts)]
+        helps, why = [f"give {flag} {format_size(short)} more", *_requantized(facts)], ""
     else:
         tier, short = runs, smallest - budget.running
         what = (
@@ -93,10 +94,11 @@ def does_not_fit(facts: Facts, drafts: Sequence[Draft], mapped: bool) -> DoesNot
         )
         flag = "--cpu" if runs == "cpu" else "--gpu"
         helps = [f"give {flag} at least {format_size(smallest)}", *_savings(facts)]
+        why = _largest(leanest)
     return DoesNotFit(
         "TT401",
         what,
-        why=_largest(leanest),
+        why=why,
         fix="; ".join(helps),
         shortfall=short,
         tier=tier,
@@ -106,7 +108,9 @@ def does_not_fit(facts: Facts, drafts: Sequence[Draft], mapped: bool) -> DoesNot
 
 def _largest(draft: Draft) -> str:
     parts = sorted(draft.costs.items(), key=lambda item: -item[1])[:3]
-    named = ", ".join(f"{name.replace('_', ' ')} {format_size(size)}" for name, size in parts if size)
+    named = ", ".join(
+        f"{name.replace('_', ' ')} {format_size(size)}" for name, size in parts if size
+    )
     return f"beside the weights that stay it holds: {named}"
 
 
@@ -121,20 +125,19 @@ def _savings(facts: Facts) -> list[str]:
     if facts.adapters:
         found.append(("no adapter", facts.running["adapters"]))
     told = [f"{name} saves {format_size(size)}" for name, size in found if size > 0]
-    smaller = _requantized(facts)
-    return [*told, *([smaller] if smaller else [])]
+    return [*told, *_requantized(facts)]
 
 
 def _saved(facts: Facts, less: Facts) -> int:
     return sum(facts.running.values()) - sum(less.running.values())
 
 
-def _requantized(facts: Facts) -> str:
+def _requantized(facts: Facts) -> list[str]:
     quant = facts.outline.quant
     better = {"none": "nf4", "int8": "nf4", "nf4": "nf4-dq", "fp4": "fp4-dq"}.get(quant)
     layers = [unit for unit in facts.outline.units if unit.kind == "layer"]
     if better is None or not layers:
-        return ""
+        return []
     before = sum(slab_bytes(unit.weights) for unit in layers)
     after = sum(
         slab_bytes(
@@ -147,4 +150,8 @@ def _requantized(facts: Facts) -> str:
         )
         for unit in layers
     )
-    return f"--quant {better} makes the layers {format_size(after)} instead of {format_size(before)}"
+    if after >= before:
+        return []
+    return [
+        f"--quant {better} makes the layers {format_size(after)} instead of {format_size(before)}"
+    ]

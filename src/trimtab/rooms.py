@@ -13,8 +13,8 @@ from trimtab.errors import EnvironmentFault, FormatFault, MemoryFault, RunningFa
 from trimtab.formats import by_name
 from trimtab.intake import Home, ParkingHome, TableHome, seen_by_gpu
 from trimtab.memory import format_size
-from trimtab.park import Joined, ParkedUnit, ParkedWeight
-from trimtab.plan import IDLE, LOOKED_UP, STREAMED, PlacedUnit, Plan, WeightSpec
+from trimtab.park import Carrier, Joined, ParkedUnit, ParkedWeight
+from trimtab.plan import IDLE, LOOKED_UP, RESIDENT, STREAMED, PlacedUnit, Plan, WeightSpec
 from trimtab.store import (
     DiskFolder,
     DiskSlab,
@@ -46,6 +46,7 @@ class Rooms:
         self.plan = plan
         self.device = device_of(plan.runs)
         self.slabs: dict[str, Slab] = {}
+        self.held: dict[str, MemorySlab] = {}
         self.homes: dict[str, Home] = {}
         self.ring: Ring | None = None
         self.tables: dict[str, torch.Tensor] = {}
@@ -85,16 +86,19 @@ class Rooms:
         ring = self.ring = Ring(
             [self.slabs[name] for name in streamed], self.plan.slots, self.device, poison=poison
         )
-        units = [
-            ParkedUnit(name, weights[name], RingCarrier(ring, number, self.slabs[name], weights[name]))
+        carriers: dict[str, Carrier] = {
+            name: RingCarrier(ring, number, self.slabs[name], weights[name])
             for number, name in enumerate(streamed)
-        ]
+        }
         for unit in self.plan.of_mode(IDLE):
             if unit.name in self.slabs:
-                carrier = BringIn(unit, self.slabs[unit.name], weights[unit.name], self)
-                units.append(ParkedUnit(unit.name, weights[unit.name], carrier))
+                carriers[unit.name] = BringIn(
+                    unit, self.slabs[unit.name], weights[unit.name], self
+                )
+        for name, slab in self.held.items():
+            carriers[name] = Held(slab, weights[name])
         self.homes.clear()
-        return units
+        return [ParkedUnit(name, weights[name], one) for name, one in carriers.items()]
 
     def _arrived(self, unit: str, model: torch.nn.Module) -> list[ParkedWeight]:
         owners: dict[int, list[tuple[torch.nn.Module, str]]] = {}
@@ -141,6 +145,29 @@ class Rooms:
         for unit in tables:
             for name in unit.moving:
                 self._table(unit, specs[name], folder)
+        self._hold(plan, specs)
+
+    def _hold(self, plan: Plan, specs: Mapping[str, WeightSpec]) -> None:
+        """Resident int8 layers of a CPU are bound for each forward too, from where they rest.
+
+        PEFT's DoRA replaces a weight that is on a CPU (`module.weight = module.weight.to(device)`),
+        and an int8 weight loses its scales by that.
+        """
+        if self.device.type != "cpu" or plan.quant != "int8":
+            return
+        for unit in plan.of_mode(RESIDENT):
+            mine = [
+                spec
+                for name, spec in specs.items()
+                if spec.storage == "int8" and name.startswith(f"{unit.name}.")
+            ]
+            if not mine or not unit.name:
+                continue
+            slab = self.held[unit.name] = MemorySlab(SlabLayout.of(mine), pin=False)
+            self._undo.callback(slab.close)
+            self.slabs[unit.name] = slab
+            for spec in mine:
+                self.homes[spec.name] = ParkingHome(spec, slab, self.device, self.share)
 
     def _slab(
         self, unit: PlacedUnit, layout: SlabLayout, folder: DiskFolder | None, staging: Staging
@@ -213,6 +240,19 @@ class BringIn:
             buffer = torch.empty(needed, dtype=torch.uint8, device=self._device)
         self._slab.fetch(buffer)
         return join(self._weights, self._slab, buffer), buffer
+
+    def give(self, claim: Any) -> None:
+        pass
+
+
+class Held:
+    """Binds a unit that rests where it runs: to its slab itself, without a copy."""
+
+    def __init__(self, slab: MemorySlab, weights: Sequence[ParkedWeight]) -> None:
+        self._joined = join(weights, slab, slab.buffer)
+
+    def take(self) -> tuple[Joined, None]:
+        return self._joined, None
 
     def give(self, claim: Any) -> None:
         pass

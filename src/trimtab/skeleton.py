@@ -52,7 +52,7 @@ def describe(skeleton: Skeleton) -> Outline:
 
 
 def build_skeleton(checkpoint: Checkpoint, quant: str, dtype: str) -> Skeleton:
-    """Builds the model of a checkpoint on `meta`; arguments and errors are those of `build_outline`."""
+    """Builds the model of a checkpoint on `meta`; arguments and errors as of `build_outline`."""
     stored = checkpoint.quantization
     resolved = resolve_quant(quant, stored)
     model_class = model_class_of(checkpoint)
@@ -67,9 +67,7 @@ def build_skeleton(checkpoint: Checkpoint, quant: str, dtype: str) -> Skeleton:
     if resolved != "none":
         require_bitsandbytes(resolved)
         asked = dict(stored) if stored else quantization_config(resolved, name)
-        foreign.convert_to_quantized(
-            model, asked, stored=stored is not None, dtype=torch_dtype
-        )
+        foreign.convert_to_quantized(model, asked, stored=stored is not None, dtype=torch_dtype)
     return Skeleton(model, resolved, name)
 
 
@@ -179,7 +177,9 @@ class _Units:
         ]
         head = self._head()
         tables = [
-            self._unit(module, "table") for module in self._free() if isinstance(module, nn.Embedding)
+            self._unit(module, "table")
+            for module in self._free()
+            if isinstance(module, nn.Embedding)
         ]
         projections = [
             self._unit(module, "projection")
@@ -279,16 +279,11 @@ def _towers(model: PreTrainedModel, decoder: nn.Module) -> list[nn.Module]:
             head = model.get_output_embeddings()
             return [
                 child
-                for child in children
-                if child is not decoder and child is not head and any(True for _ in child.parameters())
-                and _needs(name_of(parent, child))
+                for name, child in parent.named_children()
+                if child is not decoder and child is not head
+                if any(True for _ in child.parameters()) and _needs(name)
             ]
     return []
-
-
-def name_of(parent: nn.Module, child: nn.Module) -> str:
-    """The attribute of `parent` that holds `child`."""
-    return next(name for name, one in parent.named_children() if one is child)
 
 
 def _needs(name: str) -> tuple[str, ...]:

@@ -143,6 +143,11 @@ class MemorySlab:
     def pinned(self) -> bool:
         return self._memory.pinned
 
+    @property
+    def buffer(self) -> torch.Tensor:
+        """The slab itself: flat uint8."""
+        return self._memory.buffer
+
     def put(self, weight: str, key: str, tensor: torch.Tensor) -> None:
         check_span(self.layout, weight, key, tensor).view(self._memory.buffer).copy_(tensor)
 

@@ -1,0 +1,54 @@
+"""The form of a rule: a code's page, under fixed headings."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from dataclasses import dataclass
+
+from trimtab.errors import TITLES
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What is known of one fault. The texts are Markdown; the source's indentation is taken off.
+
+    `seen` is what a user sees, `why` the cause, `versions` which versions have it, `fix` what to
+    do, `not_helping` what is often advised and changes nothing, `library` whose the fault is,
+    `references` issues as `owner/name#number`. A `foreign` fault is never raised by trimtab, only
+    recognised in what other libraries raise.
+    """
+
+    code: str
+    seen: str
+    why: str
+    versions: str
+    fix: str
+    library: str
+    not_helping: str = ""
+    references: tuple[str, ...] = ()
+    foreign: bool = False
+
+    def __post_init__(self) -> None:
+        for one in dataclasses.fields(self):
+            value = getattr(self, one.name)
+            if isinstance(value, str):
+                object.__setattr__(self, one.name, inspect.cleandoc(value))
+
+    @property
+    def title(self) -> str:
+        return TITLES[self.code]
+
+    def markdown(self) -> str:
+        """The page: a heading with code and title, and a section for each text that there is."""
+        sections = (
+            ("What is seen", self.seen),
+            ("Why it happens", self.why),
+            ("Which versions", self.versions),
+            ("What to do", self.fix),
+            ("What does not help", self.not_helping),
+            ("Whose it is", self.library),
+            ("References", "\n".join(f"- {one}" for one in self.references)),
+        )
+        told = [f"### {heading}\n\n{text}" for heading, text in sections if text]
+        return "\n\n".join([f"## {self.code}: {self.title}", *told]) + "\n"

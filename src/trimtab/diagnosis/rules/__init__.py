@@ -1,0 +1,1 @@
+"""One rule a file, named like its code."""

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from trimtab.errors import MemoryFault
+from trimtab.hardware import CUDA_CONTEXT, GPU_MARGIN, Gpu, Hardware, default_budget
+from trimtab.memory import Budget, GiB
+
+BARE = Hardware(gpus=(), ram_total=32 * GiB, ram_available=10 * GiB, disk_free=100 * GiB)
+CARD = Hardware(
+    gpus=(Gpu("a card", 12 * GiB, 11 * GiB),),
+    ram_total=32 * GiB,
+    ram_available=10 * GiB,
+    disk_free=100 * GiB,
+    link_gbps=12.0,
+    device_gbps=360.0,
+)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "asked", "budget"),
+    [
+        (BARE, {}, Budget("cpu", 0, 8 * GiB, 0)),
+        (BARE, {"cpu": "1GiB", "disk": "2GB"}, Budget("cpu", 0, GiB, 2 * 10**9)),
+        (BARE, {"gpu": "6GiB"}, Budget("gpu:0", 6 * GiB, 8 * GiB, 0)),
+        (CARD, {}, Budget("gpu:0", 11 * GiB - GPU_MARGIN, 8 * GiB, 0)),
+        (CARD, {"gpu": 0}, Budget("cpu", 0, 8 * GiB, 0)),
+        (CARD, {"gpu": "2GiB", "cpu": 0}, Budget("gpu:0", 2 * GiB, 0, 0)),
+    ],
+)
+def test_default_budget(hardware: Hardware, asked: dict[str, str], budget: Budget) -> None:
+    assert default_budget(hardware, **asked) == budget
+
+
+@pytest.mark.parametrize("size", ["-1", "abc", "6 potatoes", -1])
+def test_a_budget_that_is_no_size(size: str | int) -> None:
+    with pytest.raises(MemoryFault) as caught:
+        default_budget(BARE, cpu=size)
+    assert caught.value.code == "TT402"
+
+
+def test_detect_is_consistent() -> None:
+    here = Hardware.detect()
+    assert 0 < here.ram_available <= here.ram_total
+    assert here.disk_free > 0
+    assert here.cpu_gbps > 0
+    assert len(here.gpus) == (torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    assert (here.link_gbps is None) == (not here.gpus)
+
+
+@pytest.mark.gpu
+def test_detect_measures_the_gpu() -> None:
+    here = Hardware.detect()
+    free, total = torch.cuda.mem_get_info(0)
+    assert here.gpus[0].total == total
+    assert abs(here.gpus[0].free - min(total, free + CUDA_CONTEXT)) < GiB
+    assert here.link_gbps is not None
+    assert here.device_gbps is not None
+    assert 1 < here.link_gbps < here.device_gbps

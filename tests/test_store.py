@@ -1,0 +1,388 @@
+"""One contract for every kind of slab; the disk folder's lock, its files and its faults."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tiny
+from trimtab.errors import FormatFault, MemoryFault, PlacementFault
+from trimtab.formats import ALIGNMENT
+from trimtab.plan import WeightSpec
+from trimtab.store import (
+    DiskFolder,
+    DiskSlab,
+    HostMemory,
+    MemorySlab,
+    Slab,
+    SlabLayout,
+    Staging,
+    map_file,
+)
+
+WEIGHTS = (
+    WeightSpec("a.weight", (3, 7), "bfloat16"),
+    WeightSpec("b.weight", (64, 130), "bfloat16", "nf4-dq"),
+    WeightSpec("c.weight", (5, 64), "float16", "int8"),
+)
+LAYOUT = SlabLayout.of(WEIGHTS)
+CPU = torch.device("cpu")
+KINDS = ["memory", "disk"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[DiskFolder]:
+    made = DiskFolder(tmp_path / "disk")
+    yield made
+    made.close()
+
+
+Make = Callable[[str], Slab]
+
+
+@pytest.fixture
+def make(folder: DiskFolder, device: str) -> Iterator[Make]:
+    """Makes a slab of a kind for `device`; all are closed in the end."""
+    made: list[Any] = []
+
+    def one(kind: str) -> Slab:
+        if kind == "memory":
+            made.append(MemorySlab(LAYOUT, pin=device == "cuda"))
+        else:
+            staging = Staging(LAYOUT.nbytes, torch.device(device))
+            made.extend([staging, DiskSlab(LAYOUT, folder, f"unit{len(made)}", staging)])
+        return made[-1]  # type: ignore[no-any-return]
+
+    yield one
+    for slab in reversed(made):
+        slab.close()
+
+
+def contents(seed: int = 0) -> dict[str, dict[str, torch.Tensor]]:
+    """Random bits for every tensor of the layout, NaN and all."""
+    generator = torch.Generator().manual_seed(seed)
+    flat = torch.randint(0, 256, (LAYOUT.nbytes,), dtype=torch.uint8, generator=generator)
+    return {
+        weight: {key: one.clone() for key, one in parts.items()}
+        for weight, parts in LAYOUT.views(flat).items()
+    }
+
+
+def fill(slab: Slab, given: dict[str, dict[str, torch.Tensor]], device: str = "cpu") -> None:
+    for weight, parts in given.items():
+        for key, one in parts.items():
+            slab.put(weight, key, one.to(device))
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(
+        one[key].shape == other[key].shape
+        and one[key].dtype == other[key].dtype
+        and bits(one[key]) == bits(other[key])
+        for key in one
+    )
+
+
+devices = pytest.mark.parametrize("device", tiny.DEVICES)
+kinds = pytest.mark.parametrize("kind", KINDS)
+
+# ----------------------------------------------------------------------------------- the layout
+
+
+def test_the_layout_is_exact_and_aligned() -> None:
+    spans = [
+        (weight, key, span.offset, span.nbytes)
+        for weight, parts in LAYOUT.spans.items()
+        for key, span in parts.items()
+    ]
+    assert spans == [
+        ("a.weight", "data", 0, 42),
+        ("b.weight", "data", 256, 4160),
+        ("b.weight", "absmax", 4608, 130),
+        ("b.weight", "nested_absmax", 4864, 4),
+        ("b.weight", "offset", 5120, 4),
+        ("c.weight", "CB", 5376, 320),
+        ("c.weight", "SCB", 5888, 20),
+    ]
+    assert LAYOUT.nbytes == 6144
+    assert all(offset % ALIGNMENT == 0 for _, _, offset, _ in spans)
+
+
+def test_an_empty_layout_has_no_bytes() -> None:
+    assert (SlabLayout.of(()).nbytes, SlabLayout.of(()).spans) == (0, {})
+
+
+def test_views_are_of_the_buffer_itself() -> None:
+    buffer = torch.zeros(LAYOUT.nbytes, dtype=torch.uint8)
+    LAYOUT.views(buffer)["c.weight"]["CB"].fill_(7)
+    assert buffer[5376 : 5376 + 320].unique().tolist() == [7]
+    assert buffer.count_nonzero() == 320
+
+
+# ------------------------------------------------------------------------------- every slab
+
+
+@devices
+@kinds
+def test_what_was_put_is_fetched_and_read(kind: str, device: str, make: Make) -> None:
+    slab, given = make(kind), contents()
+    fill(slab, given, device)
+    buffer = torch.empty(LAYOUT.nbytes + 512, dtype=torch.uint8, device=device).fill_(0xAB)
+    slab.fetch(buffer)
+    views = LAYOUT.views(buffer)
+    assert all(equal(views[weight], given[weight]) for weight in given)
+    assert buffer[LAYOUT.nbytes :].unique().tolist() == [0xAB]
+    for weight in given:
+        private = slab.read(weight, torch.device(device))
+        assert equal(private, given[weight])
+        assert {one.device.type for one in private.values()} == {device}
+    assert slab.tier == {"memory": "cpu", "disk": "disk"}[kind]
+    assert slab.layout is LAYOUT
+
+
+@devices
+@kinds
+def test_a_read_is_a_private_copy(kind: str, device: str, make: Make) -> None:
+    slab, given = make(kind), contents()
+    fill(slab, given, device)
+    for one in slab.read("b.weight", torch.device(device)).values():
+        one.zero_()
+    assert equal(slab.read("b.weight", torch.device(device)), given["b.weight"])
+
+
+@devices
+@kinds
+def test_two_slabs_do_not_touch_each_other(kind: str, device: str, make: Make) -> None:
+    one, other = make(kind), make(kind)
+    fill(one, contents(1), device)
+    fill(other, contents(2), device)
+    fill(one, contents(3), device)
+    assert equal(other.read("c.weight", CPU), contents(2)["c.weight"])
+    assert equal(one.read("c.weight", CPU), contents(3)["c.weight"])
+
+
+@devices
+@kinds
+def test_a_tensor_that_is_not_contiguous_is_put_as_it_reads(
+    kind: str, device: str, make: Make
+) -> None:
+    slab = make(kind)
+    turned = torch.arange(21, dtype=torch.bfloat16).reshape(7, 3).T.to(device)
+    slab.put("a.weight", "data", turned)
+    assert torch.equal(slab.read("a.weight", CPU)["data"], turned.cpu())
+
+
+@devices
+@pytest.mark.parametrize(
+    ("weight", "key", "tensor", "said"),
+    [
+        ("a.weight", "data", torch.zeros(7, 3, dtype=torch.bfloat16),
+         "a.weight (data) was loaded as [7, 3] torch.bfloat16; the plan has [3, 7] torch.bfloat16"),
+        ("a.weight", "data", torch.zeros(3, 7),
+         "a.weight (data) was loaded as [3, 7] torch.float32; the plan has [3, 7] torch.bfloat16"),
+        ("a.weight", "absmax", torch.zeros(3),
+         "a.weight (absmax) was loaded as [3] torch.float32; the plan has nothing"),
+    ],
+    ids=["shape", "dtype", "part"],
+)  # fmt: skip
+@kinds
+def test_what_was_not_planned_is_refused(
+    kind: str, device: str, make: Make, weight: str, key: str, tensor: torch.Tensor, said: str
+) -> None:
+    slab = make(kind)
+    fill(slab, contents(), device)
+    with pytest.raises(FormatFault) as caught:
+        slab.put(weight, key, tensor.to(device))
+    assert (caught.value.code, caught.value.what) == ("TT508", said)
+    assert equal(slab.read("a.weight", CPU), contents()["a.weight"])
+
+
+@devices
+@kinds
+def test_closing_twice_does_nothing(kind: str, device: str, make: Make) -> None:
+    slab = make(kind)
+    slab.close()
+    slab.close()
+
+
+def test_the_memory_goes_with_the_last_view() -> None:
+    memory = HostMemory(4096, pin=False)
+    view = memory.buffer[:8]
+    view.fill_(3)
+    memory.close()
+    assert memory.buffer.numel() == 0
+    gc.collect()
+    assert view.tolist() == [3] * 8
+
+
+@pytest.mark.gpu
+def test_pinned_memory_is_of_exact_size() -> None:
+    memory = HostMemory(5 * 2**20 + 3, pin=True)
+    assert (memory.buffer.numel(), memory.pinned, memory.buffer.is_pinned()) == (
+        5 * 2**20 + 3, True, True,
+    )  # fmt: skip
+    memory.close()
+
+
+# ----------------------------------------------------------------------------- the disk folder
+
+
+def staging() -> Staging:
+    return Staging(LAYOUT.nbytes, CPU)
+
+
+def test_a_file_has_exactly_the_bytes_of_its_slab(folder: DiskFolder) -> None:
+    slab = DiskSlab(LAYOUT, folder, "model.layers.0", staging())
+    assert slab.path.stat().st_size == LAYOUT.nbytes == slab.path.stat().st_blocks * 512 // 4096 * (
+        4096
+    ) - (slab.path.stat().st_blocks * 512 - LAYOUT.nbytes)
+    slab.close()
+
+
+def test_a_folder_is_empty_when_it_is_closed(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("kept")
+    folder = DiskFolder(tmp_path)
+    slab = DiskSlab(LAYOUT, folder, "unit", staging())
+    slab.close()
+    folder.close()
+    folder.close()
+    assert [one.name for one in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_a_temporary_folder_is_gone_when_it_is_closed() -> None:
+    folder = DiskFolder()
+    folder.reserve("unit", 64)
+    folder.close()
+    assert not folder.path.exists()
+
+
+def test_a_folder_in_use_is_refused_and_the_first_one_keeps_it(tmp_path: Path) -> None:
+    first = DiskFolder(tmp_path)
+    for _ in range(2):
+        with pytest.raises(PlacementFault) as caught:
+            DiskFolder(tmp_path)
+        assert caught.value.code == "TT206"
+        assert caught.value.what == f"the disk folder {tmp_path} is in use by another placement"
+    first.close()
+    DiskFolder(tmp_path).close()
+
+
+HOLD = """
+import sys, time
+from trimtab.store import DiskFolder
+folder = DiskFolder(sys.argv[1])
+folder.reserve("model.layers.0", 1000)
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+def test_another_process_holds_the_folder_until_it_is_killed(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(PlacementFault, match="in use by another placement"):
+            DiskFolder(tmp_path)
+        assert (tmp_path / "model.layers.0.slab").stat().st_size == 1000
+        os.kill(other.pid, signal.SIGKILL)
+        other.wait()
+    folder = DiskFolder(tmp_path)
+    folder.close()
+    # What the killed process left is removed: nobody else will.
+    assert list(tmp_path.iterdir()) == []
+
+
+def fail(number: int) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    return call
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_found_before_anything_is_loaded(
+    folder: DiskFolder, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(os, "posix_fallocate", fail(number))
+    with pytest.raises(MemoryFault) as caught:
+        DiskSlab(LAYOUT, folder, "unit", staging())
+    assert (caught.value.code, caught.value.parts["needed"]) == ("TT403", LAYOUT.nbytes)
+    assert caught.value.what == f"the disk of {folder.path} is full: 6.00 KiB more were needed"
+    folder.close()
+    assert list(folder.path.iterdir()) == []
+
+
+def test_a_file_system_without_reservations_is_used_all_the_same(
+    folder: DiskFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "posix_fallocate", fail(errno.EOPNOTSUPP))
+    assert folder.reserve("unit", 100).stat().st_size == 100
+
+
+class FullFile:
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def __getattr__(self, name: str) -> Any:
+        return fail(errno.ENOSPC) if name == "write" else getattr(self._file, name)
+
+
+def test_a_disk_that_fills_while_loading(folder: DiskFolder) -> None:
+    slab = DiskSlab(LAYOUT, folder, "unit", staging())
+    slab._file = FullFile(slab._file)
+    with pytest.raises(MemoryFault) as caught:
+        fill(slab, contents())
+    assert (caught.value.code, caught.value.parts["needed"]) == ("TT403", 42)
+    slab.close()
+
+
+def test_a_shortened_file_is_never_read_as_something_else(folder: DiskFolder) -> None:
+    slab = DiskSlab(LAYOUT, folder, "unit", staging())
+    fill(slab, contents())
+    os.truncate(slab.path, LAYOUT.nbytes - 300)
+    with pytest.raises(FormatFault) as caught:
+        slab.fetch(torch.empty(LAYOUT.nbytes, dtype=torch.uint8))
+    assert (caught.value.code, caught.value.what) == ("TT502", f"{slab.path} ends 300 bytes early")
+    with pytest.raises(FormatFault, match="ends 20 bytes early"):
+        slab.read("c.weight", CPU)
+    assert equal(slab.read("b.weight", CPU), contents()["b.weight"])
+    slab.close()
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PlacementFault) as caught:
+        DiskFolder(tmp_path / "file" / "below")
+    assert caught.value.code == "TT204"
+    assert str(tmp_path / "file" / "below") in caught.value.what
+
+
+def test_a_mapped_file_holds_what_is_written_to_it(folder: DiskFolder) -> None:
+    path = folder.reserve("table", 1000)
+    table = map_file(path, 1000)
+    table.copy_(torch.arange(1000).to(torch.uint8))
+    assert path.read_bytes() == bits(torch.arange(1000).to(torch.uint8))
+    assert torch.equal(map_file(path, 1000), table)
+
+
+@pytest.mark.parametrize("name", ["", "model/layers", "model.layers.0", "x" * 300])
+def test_any_name_of_a_unit_makes_a_file_in_the_folder(folder: DiskFolder, name: str) -> None:
+    path = folder.reserve(name, 10)
+    assert path.parent == folder.path
+    assert path.stat().st_size == 10
