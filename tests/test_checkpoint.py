@@ -7,10 +7,10 @@ from typing import Any
 
 import huggingface_hub
 import pytest
-import tiny
 import torch
 from safetensors.torch import load_file, save_file
 
+import tiny
 from trimtab.checkpoint import TensorSpec, open_checkpoint
 from trimtab.errors import EnvironmentFault, FormatFault, TrimtabError
 
@@ -34,7 +34,9 @@ def fault(source: str | Path, kind: type[TrimtabError] = FormatFault) -> Trimtab
 def test_headers_say_what_the_files_hold(shards: int) -> None:
     folder = tiny.checkpoint("llama", shards=shards)
     found = open_checkpoint(folder)
-    held = {name: one for file in folder.glob("*.safetensors") for name, one in load_file(file).items()}
+    held = {
+        name: one for file in folder.glob("*.safetensors") for name, one in load_file(file).items()
+    }
     assert found.folder == folder
     assert {name: (one.dtype, one.shape, one.nbytes) for name, one in found.tensors.items()} == {
         name: (str(one.dtype)[6:], tuple(one.shape), one.nbytes) for name, one in held.items()

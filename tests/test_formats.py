@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
 import pytest
-import tiny
 import torch
-from torch import nn
 
+import tiny
+from quantized import Made, make
 from trimtab.errors import FormatFault
 from trimtab.formats import ALIGNMENT, DTYPE_BYTES, FORMATS, by_name, moving_bytes
 from trimtab.guard import stand_in
@@ -21,59 +20,6 @@ ODD = [(3, 7), (1, 1)] if version("bitsandbytes") >= "0.50" else []
 """An odd number of weights: bitsandbytes 0.49 cannot pack one on a CPU."""
 SHAPES = [(64, 128), (256, 64), (5, 64), (3, 6), (1030, 65), *ODD]
 """(rows, columns): whole blocks, parts of blocks, more than one nested block."""
-
-
-@dataclass
-class Made:
-    """A quantized layer, and the input that shows what it computes."""
-
-    module: Any
-    inputs: torch.Tensor
-    bias: torch.Tensor
-
-    @property
-    def weight(self) -> Any:
-        return self.module.weight
-
-    def out(self) -> torch.Tensor:
-        with torch.no_grad():
-            return self.module(self.inputs)  # type: ignore[no-any-return]
-
-
-def make(name: str, shape: tuple[int, int], device: str, seed: int = 0) -> Made:
-    """A layer of that format with random weights, quantized by bitsandbytes itself."""
-    generator = torch.Generator().manual_seed(seed)
-    rows, columns = shape
-    dtype = torch.float16 if name == "int8" else torch.bfloat16
-    weight = torch.randn(shape, generator=generator).to(dtype)
-    bias = torch.randn(rows, generator=generator).to(dtype).to(device)
-    module: Any
-    if name == "plain":
-        module = nn.Linear(columns, rows, dtype=dtype)
-        module.weight.data = weight.to(device)
-    else:
-        import bitsandbytes as bnb
-
-        if name == "int8":
-            module = bnb.nn.Linear8bitLt(columns, rows, has_fp16_weights=False)
-            module.weight = bnb.nn.Int8Params(weight, requires_grad=False, has_fp16_weights=False)
-        else:
-            module = bnb.nn.Linear4bit(
-                columns,
-                rows,
-                compute_dtype=dtype,
-                quant_type=name[:3],
-                compress_statistics=name.endswith("-dq"),
-            )
-            module.weight.data = weight
-        module = module.to(device)
-        tiny.plain_kernels(module)
-        if module.weight.device.type == "cpu" and name == "int8" and module.weight.CB is None:
-            module.weight.cpu()
-    module.bias = nn.Parameter(bias, requires_grad=False)
-    module.weight.requires_grad_(False)
-    inputs = torch.randn(4, columns, generator=generator).to(dtype).to(device)
-    return Made(module, inputs, bias)
 
 
 class Books:
@@ -265,7 +211,9 @@ def test_a_released_layer_has_no_state(name: str, device: str) -> None:
 
 @pytest.mark.parametrize("name", ["gptq", "", "NF4"])
 def test_an_unknown_format_is_named(name: str) -> None:
-    with pytest.raises(FormatFault, match=f"the storage format {name!r} is not supported") as caught:
+    with pytest.raises(
+        FormatFault, match=f"the storage format {name!r} is not supported"
+    ) as caught:
         by_name(name)
     assert caught.value.code == "TT509"
     assert caught.value.fix == "one of plain, nf4, nf4-dq, fp4, fp4-dq, int8"

@@ -1,15 +1,15 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
-import architectures
 import pytest
-import tiny
 import torch
+import transformers
 
+import architectures
+import tiny
 from trimtab.checkpoint import Checkpoint, open_checkpoint
 from trimtab.errors import EnvironmentFault, FormatFault
 from trimtab.outline import CacheLayer, Outline, build_outline
@@ -62,7 +62,9 @@ def test_units_have_places_in_the_model(name: str) -> None:
     for unit in found.units[:-1]:
         assert unit.name in found.modules
         assert all(one.name.startswith(unit.name + ".") for one in unit.weights)
-    assert all(one.name not in {owner for _, owner in found.ties} for one in found.units[-1].weights)
+    assert all(
+        one.name not in {owner for _, owner in found.ties} for one in found.units[-1].weights
+    )
 
 
 def test_llama() -> None:
@@ -140,6 +142,56 @@ def test_gpt2() -> None:
     assert found.cache[0].kv_heads * found.cache[0].head_dim == found.hidden
 
 
+@pytest.mark.parametrize(
+    ("class_name", "needs"),
+    [
+        ("Qwen2AudioForConditionalGeneration", {("audio",)}),
+        ("VoxtralForConditionalGeneration", {("audio",)}),
+        ("Mistral3ForConditionalGeneration", {("image", "video")}),
+        ("Qwen2VLForConditionalGeneration", {("image", "video")}),
+    ],
+)
+def test_what_stands_between_serves_the_towers(
+    class_name: str, needs: set[tuple[str, ...]]
+) -> None:
+    found = build_outline(default(class_name))
+    towers = [unit for unit in found.units if unit.kind == "tower"]
+    assert {unit.needs for unit in towers} == needs
+    assert not any(unit.kind == "projection" for unit in found.units)
+
+
+def default(class_name: str) -> Checkpoint:
+    """A checkpoint of the class's own default config, without weights."""
+    config = getattr(transformers, class_name).config_class().to_dict()
+    return Checkpoint(class_name, None, {**config, "architectures": [class_name]}, {}, "")
+
+
+def test_latent_attention_caches_keys_and_values_of_its_own_sizes() -> None:
+    cache = build_outline(default("DeepseekV3ForCausalLM")).cache[0]
+    assert (cache.kv_heads, 2 * cache.head_dim) == (128, 192 + 128)
+
+
+def test_a_model_without_attention_keeps_no_cache() -> None:
+    assert {layer.kv_heads for layer in build_outline(default("MambaForCausalLM")).cache} == {0}
+
+
+def test_an_encoder_and_a_decoder() -> None:
+    found = build_outline(default("T5ForConditionalGeneration"))
+    names = [one.name for one in found.weights]
+    assert len(set(names)) == len(names)
+    assert kinds(found)["layer"][0] == "decoder.block.0"
+
+
+def test_a_package_that_the_model_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*given: object) -> None:
+        raise ImportError("This needs timm. You can install it with pip: `pip install timm`.")
+
+    monkeypatch.setattr("trimtab.foreign.skeleton", fail)
+    with pytest.raises(EnvironmentFault) as caught:
+        outline("llama")
+    assert (caught.value.code, caught.value.fix) == ("TT101", "pip install timm")
+
+
 def test_dtypes() -> None:
     assert outline("llama", dtype="float32").dtype == "float32"
     assert {one.dtype for one in outline("llama", dtype="float16").weights} == {"float16"}
@@ -157,7 +209,10 @@ def configured(tmp_path: Path, change: dict[str, Any]) -> Checkpoint:
 
 
 def test_without_a_dtype_anywhere_it_is_bfloat16(tmp_path: Path) -> None:
-    assert build_outline(configured(tmp_path, {"dtype": None, "torch_dtype": None})).dtype == "bfloat16"
+    assert (
+        build_outline(configured(tmp_path, {"dtype": None, "torch_dtype": None})).dtype
+        == "bfloat16"
+    )
 
 
 @pytest.mark.parametrize("quant", ["nf4", "nf4-dq", "int8"])
@@ -192,7 +247,7 @@ def test_a_config_that_is_not_understood(
     assert caught.value.code == code
 
 
-def test_a_model_of_70_billion_is_outlined_at_once(tmp_path: Path) -> None:
+def test_a_model_of_70_billion_needs_no_weights(tmp_path: Path) -> None:
     big = configured(
         tmp_path,
         {
@@ -205,7 +260,5 @@ def test_a_model_of_70_billion_is_outlined_at_once(tmp_path: Path) -> None:
             "vocab_size": 128256,
         },
     )
-    started = time.process_time()
     found = build_outline(big, "nf4")
-    assert time.process_time() - started < 10  # 0.4 s here; loading anything would take minutes
     assert sum(one.numel for one in found.weights) == 70_553_706_496

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 import torch
 
 import tiny
+from trimtab import store
 from trimtab.errors import FormatFault, MemoryFault, PlacementFault
 from trimtab.formats import ALIGNMENT
 from trimtab.plan import WeightSpec
@@ -60,7 +62,7 @@ def make(folder: DiskFolder, device: str) -> Iterator[Make]:
             made.append(MemorySlab(LAYOUT, pin=device == "cuda"))
         else:
             staging = Staging(LAYOUT.nbytes, torch.device(device))
-            made.extend([staging, DiskSlab(LAYOUT, folder, f"unit{len(made)}", staging)])
+            made.extend([staging, DiskSlab(LAYOUT, folder, staging)])
         return made[-1]  # type: ignore[no-any-return]
 
     yield one
@@ -245,18 +247,18 @@ def staging() -> Staging:
     return Staging(LAYOUT.nbytes, CPU)
 
 
-def test_a_file_has_exactly_the_bytes_of_its_slab(folder: DiskFolder) -> None:
-    slab = DiskSlab(LAYOUT, folder, "model.layers.0", staging())
-    assert slab.path.stat().st_size == LAYOUT.nbytes == slab.path.stat().st_blocks * 512 // 4096 * (
-        4096
-    ) - (slab.path.stat().st_blocks * 512 - LAYOUT.nbytes)
+def test_a_file_has_exactly_the_bytes_of_its_slab_and_its_blocks(folder: DiskFolder) -> None:
+    slab = DiskSlab(LAYOUT, folder, staging())
+    stat = slab.path.stat()
+    assert stat.st_size == LAYOUT.nbytes
+    assert stat.st_blocks * 512 >= LAYOUT.nbytes
     slab.close()
 
 
 def test_a_folder_is_empty_when_it_is_closed(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("kept")
     folder = DiskFolder(tmp_path)
-    slab = DiskSlab(LAYOUT, folder, "unit", staging())
+    slab = DiskSlab(LAYOUT, folder, staging())
     slab.close()
     folder.close()
     folder.close()
@@ -265,7 +267,7 @@ def test_a_folder_is_empty_when_it_is_closed(tmp_path: Path) -> None:
 
 def test_a_temporary_folder_is_gone_when_it_is_closed() -> None:
     folder = DiskFolder()
-    folder.reserve("unit", 64)
+    folder.reserve(64)
     folder.close()
     assert not folder.path.exists()
 
@@ -285,7 +287,7 @@ HOLD = """
 import sys, time
 from trimtab.store import DiskFolder
 folder = DiskFolder(sys.argv[1])
-folder.reserve("model.layers.0", 1000)
+folder.reserve(1000)
 print("held", flush=True)
 time.sleep(600)
 """
@@ -299,7 +301,7 @@ def test_another_process_holds_the_folder_until_it_is_killed(tmp_path: Path) -> 
         assert other.stdout.readline() == "held\n"
         with pytest.raises(PlacementFault, match="in use by another placement"):
             DiskFolder(tmp_path)
-        assert (tmp_path / "model.layers.0.slab").stat().st_size == 1000
+        assert (tmp_path / "trimtab-0.slab").stat().st_size == 1000
         os.kill(other.pid, signal.SIGKILL)
         other.wait()
     folder = DiskFolder(tmp_path)
@@ -321,7 +323,7 @@ def test_a_full_disk_is_found_before_anything_is_loaded(
 ) -> None:
     monkeypatch.setattr(os, "posix_fallocate", fail(number))
     with pytest.raises(MemoryFault) as caught:
-        DiskSlab(LAYOUT, folder, "unit", staging())
+        DiskSlab(LAYOUT, folder, staging())
     assert (caught.value.code, caught.value.parts["needed"]) == ("TT403", LAYOUT.nbytes)
     assert caught.value.what == f"the disk of {folder.path} is full: 6.00 KiB more were needed"
     folder.close()
@@ -332,7 +334,7 @@ def test_a_file_system_without_reservations_is_used_all_the_same(
     folder: DiskFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "posix_fallocate", fail(errno.EOPNOTSUPP))
-    assert folder.reserve("unit", 100).stat().st_size == 100
+    assert folder.reserve(100).stat().st_size == 100
 
 
 class FullFile:
@@ -344,7 +346,7 @@ class FullFile:
 
 
 def test_a_disk_that_fills_while_loading(folder: DiskFolder) -> None:
-    slab = DiskSlab(LAYOUT, folder, "unit", staging())
+    slab = DiskSlab(LAYOUT, folder, staging())
     slab._file = FullFile(slab._file)
     with pytest.raises(MemoryFault) as caught:
         fill(slab, contents())
@@ -353,7 +355,7 @@ def test_a_disk_that_fills_while_loading(folder: DiskFolder) -> None:
 
 
 def test_a_shortened_file_is_never_read_as_something_else(folder: DiskFolder) -> None:
-    slab = DiskSlab(LAYOUT, folder, "unit", staging())
+    slab = DiskSlab(LAYOUT, folder, staging())
     fill(slab, contents())
     os.truncate(slab.path, LAYOUT.nbytes - 300)
     with pytest.raises(FormatFault) as caught:
@@ -365,6 +367,25 @@ def test_a_shortened_file_is_never_read_as_something_else(folder: DiskFolder) ->
     slab.close()
 
 
+def test_a_lock_whose_file_was_removed_is_not_a_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the open and the lock of one placement, another one closed and removed the file."""
+    real, path = store._lock, tmp_path / "trimtab.lock"
+
+    def late(file: Any) -> bool:
+        if not removed:
+            removed.append(path.unlink())
+        return real(file)
+
+    removed: list[None] = []
+    monkeypatch.setattr(store, "_lock", late)
+    folder = DiskFolder(tmp_path)
+    with pytest.raises(PlacementFault, match="in use by another placement"):
+        DiskFolder(tmp_path)
+    folder.close()
+
+
 def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(PlacementFault) as caught:
@@ -374,15 +395,43 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
 
 
 def test_a_mapped_file_holds_what_is_written_to_it(folder: DiskFolder) -> None:
-    path = folder.reserve("table", 1000)
+    path = folder.reserve(1000)
     table = map_file(path, 1000)
     table.copy_(torch.arange(1000).to(torch.uint8))
     assert path.read_bytes() == bits(torch.arange(1000).to(torch.uint8))
     assert torch.equal(map_file(path, 1000), table)
 
 
-@pytest.mark.parametrize("name", ["", "model/layers", "model.layers.0", "x" * 300])
-def test_any_name_of_a_unit_makes_a_file_in_the_folder(folder: DiskFolder, name: str) -> None:
-    path = folder.reserve(name, 10)
-    assert path.parent == folder.path
-    assert path.stat().st_size == 10
+class SlowFile:
+    """A file that lets another thread run between its seek and its first read."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self.sought, self.others = threading.Event(), threading.Event()
+
+    def seek(self, offset: int) -> None:
+        self._file.seek(offset)
+        if not self.sought.is_set():
+            self.sought.set()
+            self.others.wait(0.5)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+def test_two_threads_read_one_slab(folder: DiskFolder) -> None:
+    slab, given = DiskSlab(LAYOUT, folder, staging()), contents()
+    fill(slab, given)
+    slab._file = slow = SlowFile(slab._file)
+
+    def other() -> None:
+        slow.sought.wait()
+        slab.read("c.weight", CPU)
+        slow.others.set()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    found = slab.read("b.weight", CPU)
+    thread.join()
+    assert equal(found, given["b.weight"])
+    slab.close()

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trimtab.api import load, plan
     from trimtab.attach import attach
-    from trimtab.diagnosis import Finding, check, explain
+    from trimtab.diagnosis.check import check
+    from trimtab.diagnosis.explain import explain
+    from trimtab.diagnosis.finding import Finding
     from trimtab.errors import TrimtabError
     from trimtab.place import Placement
     from trimtab.plan import Plan

@@ -6,6 +6,7 @@ import json
 import math
 import pickle
 import struct
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -332,7 +333,9 @@ def _read_pickle(file: Path) -> dict[str, torch.Tensor]:
     import torch
 
     try:
-        weights = torch.load(file, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what is odd about the file is said below
+            weights = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as exc:
         raise AdapterFault(
             "TT302",

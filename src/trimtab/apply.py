@@ -135,7 +135,7 @@ def put_onto(
     try:
         with _peft_refusals(header):
             config = _config(decided)
-            adapted = _inject(model, config, name)
+            adapted = _inject(model, header, config, name)
             _check_injected(adapted, decided, given, name)
             if device is not None:
                 for weight in adapter_state(adapted, header, name).values():
@@ -282,12 +282,17 @@ def _config(decided: Fit) -> PeftConfig:
     return config
 
 
-def _inject(model: nn.Module, config: PeftConfig, name: str) -> PeftModel:
+def _inject(model: nn.Module, header: AdapterHeader, config: PeftConfig, name: str) -> PeftModel:
     """The layers of a new adapter, in 32 bits; `low_cpu_mem_usage` would round to the base's 16."""
     if isinstance(model, PeftModel):
+        alone = not model.peft_config
         # Not the instance's own, which an attached model has.
         type(model).add_adapter(model, name, config, low_cpu_mem_usage=False)
         foreign.cast_adapter(model, name)
+        if alone:  # PEFT still calls an adapter active that has been deleted
+            model.set_adapter(name)
+            for weight in adapter_state(model, header, name, buffers=False).values():
+                weight.requires_grad_(False)
         return model
     kind = MODEL_TYPE_TO_PEFT_MODEL_MAPPING.get(config.task_type, PeftModel)
     return kind(model, config, name, autocast_adapter_dtype=True, low_cpu_mem_usage=False)

@@ -148,7 +148,8 @@ def stand_ins(offloaded: list[Offloaded]) -> Iterator[None]:
     finally:
         for one, parameter in kept:
             # PEFT freezes the base: accelerate copies the flag to what it brings in.
-            parameter.requires_grad_(made[id(parameter)].requires_grad)
+            if not made[id(parameter)].requires_grad:
+                parameter.requires_grad_(False)
             setattr(one.module, one.last, parameter)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,8 @@ GPU, CPU, DISK = "gpu:0", "cpu", "disk"
 _TIERS = {
     "0": GPU, "cuda": GPU, "cuda:0": GPU, "gpu": GPU, "gpu:0": GPU, "cpu": CPU, "disk": DISK,
 }  # fmt: skip
+
+_GPU = re.compile(r"(?:cuda:|gpu:)?\d+")
 
 _PEFT_PREFIXES = ("base_model.model", "base_model")
 
@@ -91,23 +94,21 @@ def _read_keys(
 
 
 def _tier(key: str, value: Any) -> str:
-    text = str(value).strip().lower()
-    tier = _TIERS.get(text)
-    if tier is None or isinstance(value, bool):
-        number = text.rpartition(":")[2]
-        if number.isdigit() and not isinstance(value, bool):
-            raise PlacementFault(
-                "TT204",
-                f"the device map puts {key!r} on GPU {number}",
-                why="a placement uses one GPU, the first",
-                fix="map it to 0, cpu or disk; CUDA_VISIBLE_DEVICES chooses which GPU is the first",
-            )
+    text = "" if isinstance(value, bool) else str(value).strip().lower()
+    if text in _TIERS:
+        return _TIERS[text]
+    if _GPU.fullmatch(text):
         raise PlacementFault(
-            "TT203",
-            f"the device map gives {key!r} the value {value!r}, which names no tier",
-            fix="use 0, cuda, cuda:0, gpu:0, cpu or disk",
+            "TT204",
+            f"the device map puts {key!r} on {value!r}, a GPU that is not the first",
+            why="a placement uses one GPU",
+            fix="map it to 0, cpu or disk; CUDA_VISIBLE_DEVICES chooses which GPU is the first",
         )
-    return tier
+    raise PlacementFault(
+        "TT203",
+        f"the device map gives {key!r} the value {value!r}, which names no tier",
+        fix="use 0, cuda, cuda:0, gpu:0, cpu or disk",
+    )
 
 
 def _real_name(key: str, names: frozenset[str]) -> str | None:

@@ -235,6 +235,13 @@ class Gate:
         for unit in self.units:
             unit.heal()
 
+    def close(self) -> None:
+        """No call passes any more, and the model's weights are let go."""
+        with self._lock:
+            self.closed = True
+            self.units.clear()
+            dissolve(self._root)
+
 
 class Wrapped:
     """A method of a module with something around it; `remove` puts the module's own back.
@@ -323,3 +330,13 @@ def refuse_gradients(out: Any, name: str) -> Any:
         if isinstance(one, torch.Tensor) and one.requires_grad:
             one.register_hook(refuse)
     return out
+
+
+def dissolve(model: torch.nn.Module) -> None:
+    """Lets go of every weight of a model, whoever still holds the model itself."""
+    for module in model.modules():
+        for held in (module._parameters, module._buffers):
+            held.update(dict.fromkeys(held))
+        for state in ("quant_state", "state"):
+            if state in module.__dict__:
+                module.__dict__[state] = None

@@ -217,10 +217,14 @@ class Placement:
         return measure(self.plan, self._base, self._rooms, self.applied)
 
     def close(self) -> None:
-        """Frees all that the placement holds: slabs, slots, files. Closing twice does nothing."""
+        """Frees all that the placement holds: weights, slabs, slots, files.
+
+        The model that was had from it is of no use afterwards. Closing twice does nothing.
+        """
         if not self._gate.closed:
-            self._gate.closed = True
+            self._gate.close()
             self._shutdown.close()
+            self.model = None
 
     def __enter__(self) -> Placement:
         return self
@@ -279,12 +283,11 @@ def place(
         gate = Gate(model)
         gate.units.extend(rooms.furnish(model, poison=poison))
         undo.enter_context(settle(model, plan))
+        undo.callback(gate.close)
         for unit in gate.units:
-            module = model.get_submodule(unit.name)
-            undo.callback(Wrapped(module, functools.partial(gate.through, unit)).remove)
-        undo.callback(Wrapped(model, gate.passing, whole=rooms.device).remove)
-        generating = Wrapped(model, contextlib.nullcontext, method="generate", whole=rooms.device)
-        undo.callback(generating.remove)
+            Wrapped(model.get_submodule(unit.name), functools.partial(gate.through, unit))
+        Wrapped(model, gate.passing, whole=rooms.device)
+        Wrapped(model, contextlib.nullcontext, method="generate", whole=rooms.device)
         source = checkpoint.folder or checkpoint.source
         placed = Placement(plan, model, rooms, gate, source, undo)
         for name, header in adapters.items():

@@ -173,7 +173,7 @@ class Rooms:
         self, unit: PlacedUnit, layout: SlabLayout, folder: DiskFolder | None, staging: Staging
     ) -> Slab:
         if folder is not None and unit.rests == "disk":
-            return DiskSlab(layout, folder, unit.name, staging)
+            return DiskSlab(layout, folder, staging)
         with out_of_memory(unit.name, layout.nbytes):
             slab = MemorySlab(layout, pin=self.device.type == "cuda")
         if self.device.type == "cuda" and not slab.pinned:
@@ -183,7 +183,7 @@ class Rooms:
     def _table(self, unit: PlacedUnit, spec: WeightSpec, folder: DiskFolder | None) -> None:
         nbytes = by_name(spec.storage).layout(spec.shape, spec.dtype)[0].nbytes
         if folder is not None and unit.rests == "disk":
-            resting = seen = map_file(folder.reserve(spec.name, nbytes), nbytes)
+            resting = seen = map_file(folder.reserve(nbytes), nbytes)
         else:
             with out_of_memory(unit.name, nbytes):
                 memory = HostMemory(nbytes, pin=self.device.type == "cuda")

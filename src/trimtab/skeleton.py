@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
     from trimtab.checkpoint import Checkpoint
 
 SOUND = ("audio", "speech")
-SIGHT = ("vision", "visual", "image", "video", "multi_modal_projector", "mm_projector")
+SIGHT = ("vision", "visual", "image", "video")
+BETWEEN = ("projector", "connector", "merger", "aligner", "resampler")
+"""Names of what stands beside a language model: for sound, for sight, between a tower and it."""
 
 
 @dataclass(frozen=True)
@@ -113,9 +116,17 @@ def _config_of(checkpoint: Checkpoint, model_class: type[PreTrainedModel]) -> Pr
     return config
 
 
-def _not_understood(checkpoint: Checkpoint, problem: Exception) -> FormatFault:
+def _not_understood(checkpoint: Checkpoint, problem: Exception) -> FormatFault | EnvironmentFault:
     import transformers
 
+    if isinstance(problem, ImportError):
+        line = re.search(r"pip install [\w.-]+", str(problem))
+        return EnvironmentFault(
+            "TT101",
+            f"the model of {checkpoint.source} needs a package that is not installed: "
+            f"{' '.join(str(problem).split())}",
+            fix=line[0] if line else "install it",
+        )
     return FormatFault(
         "TT510",
         f"transformers {transformers.__version__} cannot build the model of "
@@ -172,8 +183,8 @@ class _Units:
             kv_from = None if owner is None else self.names[id(layers[owner])]
             layer_units.append(self._unit(layer, "layer", kv_from=kv_from))
         towers = [
-            self._unit(child, "tower", needs=_needs(self.names[id(child)]))
-            for child in _towers(self.model, decoder)
+            self._unit(self.model.get_submodule(name), "tower", needs=needs)
+            for name, needs in _towers(self.model, decoder).items()
         ]
         head = self._head()
         tables = [
@@ -269,28 +280,31 @@ def decoder_layers(decoder: nn.Module) -> list[nn.Module]:
     return best
 
 
-def _towers(model: PreTrainedModel, decoder: nn.Module) -> list[nn.Module]:
-    """What stands beside the language model: towers, and what projects from them."""
-    if model.config.is_encoder_decoder:
-        return []
-    for parent in model.modules():
-        children = list(parent.children())
-        if parent is not decoder and any(child is decoder for child in children):
-            head = model.get_output_embeddings()
-            return [
-                child
-                for name, child in parent.named_children()
-                if child is not decoder and child is not head
-                if any(True for _ in child.parameters()) and _needs(name)
-            ]
-    return []
+def _towers(model: PreTrainedModel, decoder: nn.Module) -> dict[str, tuple[str, ...]]:
+    """What stands beside the language model, towers and what projects from them: name to needs."""
+    path = next(name for name, module in model.named_modules() if module is decoder)
+    if model.config.is_encoder_decoder or not path:
+        return {}
+    needs: dict[str, tuple[str, ...]] = {}
+    parent: nn.Module = model
+    prefix = ""
+    for step in path.split("."):
+        for name, child in parent.named_children():
+            if name != step and any(True for _ in child.parameters()):
+                needs[prefix + name] = _needs(name)
+        parent, prefix = parent.get_submodule(step), f"{prefix}{step}."
+    # What stands between serves the towers that there are.
+    served = tuple(dict.fromkeys(one for found in needs.values() for one in found))
+    for name in needs:
+        if not needs[name] and any(word in name.rpartition(".")[2] for word in BETWEEN):
+            needs[name] = served
+    return {name: found for name, found in needs.items() if found}
 
 
 def _needs(name: str) -> tuple[str, ...]:
-    last = name.rpartition(".")[2]
-    if any(word in last for word in SOUND):
+    if any(word in name for word in SOUND):
         return ("audio",)
-    return ("image", "video") if any(word in last for word in SIGHT) else ()
+    return ("image", "video") if any(word in name for word in SIGHT) else ()
 
 
 def _text_config(model: PreTrainedModel) -> Any:
@@ -328,21 +342,27 @@ def _kv_shape(layer: nn.Module, config: Any) -> tuple[int, int]:
     for name, module in layer.named_modules():
         if not name.endswith(("attn", "attention")):
             continue
-        size: Any = getattr(module, "head_dim", None)
-        keys: Any = getattr(module, "k_proj", None)
+        part: Any = module
+        if hasattr(part, "qk_head_dim") and hasattr(part, "v_head_dim"):
+            # Multi-head latent attention caches keys and values of different sizes: their mean.
+            return part.num_heads, -(-(part.qk_head_dim + part.v_head_dim) // 2)
+        size = getattr(part, "head_dim", None)
+        keys: Any = getattr(part, "k_proj", None)
         if size and hasattr(keys, "out_features"):
             return keys.out_features // size, size
-        if size and isinstance(getattr(module, "num_heads", None), int):
-            return int(getattr(module, "num_key_value_heads", module.num_heads)), size
-    heads = config.num_attention_heads
+        if size and isinstance(getattr(part, "num_heads", None), int):
+            return int(getattr(part, "num_key_value_heads", part.num_heads)), size
+    heads = getattr(config, "num_attention_heads", 0)
+    if not heads:
+        return 0, 0
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
     return getattr(config, "num_key_value_heads", None) or heads, size
 
 
 def _window(config: Any, index: int) -> int | None:
     kinds = getattr(config, "layer_types", None)
-    if kinds and kinds[index] == "chunked_attention":
+    kind = kinds[index] if kinds and index < len(kinds) else None
+    if kind == "chunked_attention":
         return int(config.attention_chunk_size)
-    sliding = kinds[index] == "sliding_attention" if kinds else True
     window = getattr(config, "sliding_window", None)
-    return int(window) if sliding and window else None
+    return int(window) if kind in (None, "sliding_attention") and window else None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,37 +170,40 @@ class MemorySlab:
 
 
 class DiskFolder:
-    """A folder that one placement owns while it is open: locked, and emptied on close."""
+    """A folder that one placement owns while it is open: locked, and emptied on close.
+
+    Files that a killed process left in it are removed first; other people's files stay.
+    """
 
     def __init__(self, path: str | Path | None = None) -> None:
         self._made = path is None
+        self._files: list[Path] = []
         try:
             self.path = Path(tempfile.mkdtemp(prefix="trimtab-") if path is None else path)
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock: IO[Any] | None = open(self.path / "trimtab.lock", "a+b")  # noqa: SIM115
+            self._lock = take_lock(self.path / "trimtab.lock")
         except OSError as error:
             raise disk_fault(error, path or tempfile.gettempdir(), 0) from error
-        if not _lock(self._lock):
-            self._lock.close()
+        if self._lock is None:
             raise PlacementFault(
                 "TT206",
                 f"the disk folder {self.path} is in use by another placement",
                 fix="close the other placement, or give each one a folder of its own",
             )
-        self._files: list[Path] = []
+        self._empty(self.path.glob("trimtab-*.slab"))
 
-    def reserve(self, name: str, nbytes: int) -> Path:
+    def reserve(self, nbytes: int) -> Path:
         """A new file of `nbytes`, its blocks taken now, so that a full disk is found at once.
 
         Raises:
             MemoryFault: TT403, if the disk is full.
         """
-        path = self.path / f"{name or 'root'}.slab"
+        path = self.path / f"trimtab-{len(self._files)}.slab"
         self._files.append(path)
         try:
             with open(path, "wb") as file:
                 if nbytes and hasattr(os, "posix_fallocate"):
-                    os.posix_fallocate(file.fileno(), 0, nbytes)
+                    reserve_blocks(file, nbytes)
                 file.truncate(nbytes)
         except OSError as error:
             raise disk_fault(error, self.path, nbytes) from error
@@ -207,13 +212,29 @@ class DiskFolder:
     def close(self) -> None:
         if self._lock is None:
             return
-        for path in self._files:
-            path.unlink(missing_ok=True)
+        self._empty(self._files)
+        with contextlib.suppress(OSError):
+            # While it is held: else another placement's lock could be what is removed.
+            (self.path / "trimtab.lock").unlink()
         self._lock.close()
         self._lock = None
-        (self.path / "trimtab.lock").unlink(missing_ok=True)
         if self._made:
             shutil.rmtree(self.path, ignore_errors=True)
+
+    def _empty(self, files: Iterable[Path]) -> None:
+        for path in files:
+            # Windows keeps a file that is still mapped; the next placement here removes it.
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def reserve_blocks(file: IO[Any], nbytes: int) -> None:
+    """Takes the blocks of a file now, where the file system can."""
+    try:
+        os.posix_fallocate(file.fileno(), 0, nbytes)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+            raise
 
 
 class DiskSlab:
@@ -221,20 +242,23 @@ class DiskSlab:
 
     tier = "disk"
 
-    def __init__(self, layout: SlabLayout, folder: DiskFolder, name: str, staging: Staging) -> None:
+    def __init__(self, layout: SlabLayout, folder: DiskFolder, staging: Staging) -> None:
         self.layout = layout
-        self.path = folder.reserve(name, layout.nbytes)
-        self._file: IO[Any] = open(self.path, "r+b", buffering=0)  # noqa: SIM115
+        self.path = folder.reserve(layout.nbytes)
+        self._file = open(self.path, "r+b", buffering=0)  # noqa: SIM115
+        # Another thread may read a weight while this one fetches, and a file has one position.
+        self._turn = threading.Lock()
         self._staging = staging
 
     def put(self, weight: str, key: str, tensor: torch.Tensor) -> None:
         span = check_span(self.layout, weight, key, tensor)
         flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        rest = flat.numpy().data
         try:
-            self._file.seek(span.offset)
-            rest = memoryview(flat.numpy())
-            while rest:
-                rest = rest[self._file.write(rest) :]
+            with self._turn:
+                self._file.seek(span.offset)
+                while rest:
+                    rest = rest[self._file.write(rest) :]
         except OSError as error:
             raise disk_fault(error, self.path, span.nbytes) from error
 
@@ -258,17 +282,18 @@ class DiskSlab:
         self._file.close()
 
     def _read_into(self, flat: torch.Tensor, offset: int) -> None:
-        self._file.seek(offset)
-        rest = memoryview(flat.numpy())
-        while rest:
-            got = self._file.readinto(rest)
-            if not got:
-                raise FormatFault(
-                    "TT502",
-                    f"{self.path} ends {len(rest)} bytes early",
-                    why="somebody shortened a file of this placement while it was open",
-                )
-            rest = rest[got:]
+        rest = flat.numpy().data
+        with self._turn:
+            self._file.seek(offset)
+            while rest:
+                got = self._file.readinto(rest)
+                if not got:
+                    raise FormatFault(
+                        "TT502",
+                        f"{self.path} ends {len(rest)} bytes early",
+                        why="somebody shortened a file of this placement while it was open",
+                    )
+                rest = rest[got:]
 
 
 class Staging:
@@ -288,8 +313,8 @@ class Staging:
         host = self._buffers[at].buffer[: target.numel()]
         fill(host)
         target.copy_(host, non_blocking=True)
-        self._copied[at] = torch.cuda.Event()
-        self._copied[at].record()
+        self._copied[at] = done = torch.cuda.Event()
+        done.record()
 
     def close(self) -> None:
         for buffer in self._buffers:
@@ -312,6 +337,20 @@ def disk_fault(error: OSError, path: object, nbytes: int) -> MemoryFault | Place
             needed=nbytes,
         )
     return PlacementFault("TT204", f"the disk folder {path} cannot be used: {error.strerror}")
+
+
+def take_lock(path: Path) -> IO[Any] | None:
+    """The open and locked file, or None if somebody else has the lock."""
+    while True:
+        file = open(path, "a+b")  # noqa: SIM115
+        if not _lock(file):
+            file.close()
+            return None
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file
+        # Its owner removed it between our open and our lock.
+        file.close()
 
 
 def _lock(file: IO[Any]) -> bool:

@@ -1,4 +1,4 @@
-"""The ring: slabs go round through a few equal slots on the device that runs, ahead of their use."""
+"""The ring: slabs go through a few equal slots on the device that runs, ahead of their use."""
 
 from __future__ import annotations
 
@@ -133,9 +133,13 @@ class Ring:
                     "TT607", f"{len(self.slots)} slots are in use and one more is needed"
                 )
             self._fill(slot, index)
-        self._lane.wait(slot.ticket)
         slot.busy = True
-        self._ahead(index)
+        try:
+            self._lane.wait(slot.ticket)
+            self._ahead(index)
+        except BaseException:
+            slot.busy = False
+            raise
         return self.slots.index(slot)
 
     def give(self, number: int) -> None:

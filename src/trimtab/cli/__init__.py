@@ -37,7 +37,7 @@ _app = typer.Typer(cls=_OnDemand, add_completion=False, rich_markup_mode=None)
 
 @_app.callback()
 def trimtab(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
     """Runs PEFT adapters on quantized models that do not fit the GPU."""
 

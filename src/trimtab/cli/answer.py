@@ -58,7 +58,7 @@ def stream_for(placed: Placement, write: Callable[[str], None] = lambda text: No
 def encode(
     placed: Placement, messages: str | list[dict[str, Any]], raw: bool = False
 ) -> dict[str, Any]:
-    """Model inputs of a text or of messages; `raw`: of the text as it is, without a chat template."""
+    """Model inputs of a text or of messages; `raw`: of the text as it is, no chat template."""
     if not raw:
         return placed.encode(messages)
     encoded = placed.tokenizer(messages, return_tensors="pt")

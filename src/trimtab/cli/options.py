@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -23,7 +23,7 @@ BASE = "base"
 """What `--use` and `/adapter` call the model without an adapter."""
 
 
-class Quant(str, Enum):
+class Quant(StrEnum):
     nf4 = "nf4"
     nf4_dq = "nf4-dq"
     fp4 = "fp4"
@@ -33,7 +33,7 @@ class Quant(str, Enum):
     auto = "auto"
 
 
-class Modality(str, Enum):
+class Modality(StrEnum):
     text = "text"
     image = "image"
     video = "video"
@@ -41,7 +41,7 @@ class Modality(str, Enum):
 
 
 def _option(help_text: str, *names: str, **more: Any) -> Any:
-    return typer.Option(*names, help=help_text, show_default=more.pop("show_default", False), **more)
+    return typer.Option(*names, help=help_text, **{"show_default": False, **more})
 
 
 _FILE: dict[str, Any] = {"exists": True, "dir_okay": False, "metavar": "FILE"}
@@ -61,7 +61,7 @@ class Planning:
     quant: Annotated[
         Quant, _option("Format of the linears; auto: as they are stored.", show_default=True)
     ] = Quant.auto
-    gpu: Annotated[str | None, _option("GPU memory, as 6GiB; default: what is free.", **_SIZE)] = None
+    gpu: Annotated[str | None, _option("GPU memory; default: what is free.", **_SIZE)] = None
     cpu: Annotated[str | None, _option("RAM; default: 80 % of what is free.", **_SIZE)] = None
     disk: Annotated[str | None, _option("Room on the disk; default: none.", **_SIZE)] = None
     context: Annotated[
@@ -85,7 +85,8 @@ class Planning:
             name = name or _free_name(path, found)
             if name in found or name == BASE:
                 raise typer.BadParameter(
-                    f"the name {name!r} " + ("means no adapter" if name == BASE else "is given twice"),
+                    f"the name {name!r} "
+                    + ("means no adapter" if name == BASE else "is given twice"),
                     param_hint="--adapter",
                 )
             found[name] = path
@@ -118,10 +119,11 @@ class Running(Planning):
 
     plan: Annotated[
         Path | None,
-        _option("Carry out a plan that `plan --save` wrote; it has the options of planning.", **_FILE),
+        _option("Carry out what `plan --save` wrote, for this MODEL.", **_FILE),
     ] = None
     disk_folder: Annotated[
-        Path | None, _option("Where the disk tier lies; default: a temporary folder.", metavar="FOLDER")
+        Path | None,
+        _option("Where the disk tier lies; default: a temporary folder.", metavar="FOLDER"),
     ] = None
     allow_unused: Annotated[
         bool, _option("Accept adapters with tensors that match nothing.", "--allow-unused")
@@ -130,7 +132,8 @@ class Running(Planning):
         bool, _option("Accept adapters that name another base.", "--allow-other-base")
     ] = False
     use: Annotated[
-        str | None, _option("The adapter that answers; base: none; default: the first.", metavar="NAME|base")
+        str | None,
+        _option("The adapter that answers; base: none; default: the first.", metavar="NAME|base"),
     ] = None
     max_new_tokens: Annotated[
         int, _option("The most tokens of an answer.", min=1, show_default=True)
@@ -200,7 +203,9 @@ def read_map(path: Path | None) -> dict[str, Any] | None:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise typer.BadParameter(f"{path} is not JSON: {error}", param_hint="--device-map") from None
+        raise typer.BadParameter(
+            f"{path} is not JSON: {error}", param_hint="--device-map"
+        ) from None
     if not isinstance(found, Mapping):
         raise typer.BadParameter(
             f"{path} holds no object of module names", param_hint="--device-map"
@@ -265,7 +270,7 @@ def spread(options: type[Any]) -> Callable[[Callable[..., Any]], Callable[..., A
 
         spread_out.__signature__ = inspect.Signature([*shared, *further])  # type: ignore[attr-defined]
         spread_out.__annotations__ = {one.name: one.annotation for one in (*shared, *further)}
-        del spread_out.__wrapped__  # type: ignore[attr-defined]
+        del spread_out.__wrapped__
         return spread_out
 
     return decorate

@@ -20,14 +20,6 @@ if TYPE_CHECKING:
 MODES = (RESIDENT, STREAMED, LOOKED_UP, IDLE)
 WORKING = "working memory"
 FREE = "free"
-MEANINGS = {
-    RESIDENT: "rests where it runs",
-    STREAMED: "brought in for each forward",
-    LOOKED_UP: "read by row where it rests",
-    IDLE: "not needed for these prompts",
-    WORKING: "caches, slots, adapters",
-    FREE: "left of the budget",
-}
 
 
 @dataclass(frozen=True)
@@ -54,30 +46,37 @@ BRUSHES = {
 
 def draw(plan: Plan, console: Console) -> None:
     """Prints the whole picture."""
-    console.print(Text(title(plan), style="bold"), soft_wrap=True)
-    console.print()
-    console.print(strips(plan, console))
-    console.print(order(plan, console))
-    console.print(legend(plan, console))
-    console.print(totals(plan))
-    console.print(reasons(plan, console))
-    for line in (*forecast(plan), *(f"note: {note}" for note in plan.notes)):
-        console.print(line)
+    with console.capture() as captured:
+        console.print(Text(title(plan), style="bold"), soft_wrap=True)
+        console.print()
+        console.print(strips(plan, console))
+        console.print(order(plan, console))
+        console.print(legend(plan, console))
+        console.print(totals(plan))
+        console.print(reasons(plan, console))
+        for line in (*forecast(plan), *(f"note: {note}" for note in plan.notes)):
+            console.print(line)
+    # rich fills its lines with spaces.
+    console.file.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
 
 
 def title(plan: Plan) -> str:
     asked = f"context {plan.context}, batch {plan.batch}, {' + '.join(plan.modalities)}"
-    return f"{plan.model}  {plan.architecture}, {plan.quant}, {plan.dtype}; {asked}"
+    # A long path says less than its end.
+    name = plan.model if len(plan.model) <= 40 else re.split(r"[/\\]", plan.model.rstrip("/\\"))[-1]
+    return f"{name}  {plan.architecture}, {plan.quant}, {plan.dtype}; {asked}"
 
 
 def strips(plan: Plan, console: Console) -> Table:
     """A strip for each tier: what rests there by mode, to the scale of its budget."""
     sizes = {tier: format_sizes(used, budget_of(plan, tier)) for tier, used in used_tiers(plan)}
-    label = max(map(len, sizes))
+    label = _label_width(plan)
     width = max(10, min(console.width, 100) - label - max(map(len, sizes.values())) - 4)
     table = Table.grid(padding=(0, 2))
     for tier, size in sizes.items():
-        table.add_row(Text(tier), strip(plan, tier, width, plain_of(console)), Text(size))
+        table.add_row(
+            Text(f"{tier:<{label}}"), strip(plan, tier, width, plain_of(console)), Text(size)
+        )
     return table
 
 
@@ -107,10 +106,13 @@ def share(amounts: Sequence[int], width: int) -> list[int]:
     whole = sum(amounts)
     if not whole:
         return [0] * len(amounts)
-    lengths = [max(1, round(one * width / whole)) if one else 0 for one in amounts]
-    while sum(lengths) != width:
-        largest = max(range(len(lengths)), key=lambda at: lengths[at])
-        lengths[largest] += 1 if sum(lengths) < width else -1
+    exact = [one * width / whole for one in amounts]
+    lengths = [max(1, round(one)) if one else 0 for one in exact]
+    while (missing := width - sum(lengths)) != 0:
+        step, least = (1, 0) if missing > 0 else (-1, 1)
+        able = [at for at, length in enumerate(lengths) if length > least]
+        # Where rounding was the most unfair.
+        lengths[max(able, key=lambda at: step * (exact[at] - lengths[at]))] += step
     return lengths
 
 
@@ -121,18 +123,18 @@ def order(plan: Plan, console: Console) -> Table:
         brush = BRUSHES[unit.mode]
         drawn.append(brush.glyph(plain_of(console)), brush.style)
     table = Table.grid(padding=(0, 2))
-    label = max(len(tier) for tier, _ in used_tiers(plan))
-    table.add_row(f"{'units':<{label}}", drawn, f"{len(plan.units)}, in running order")
+    table.add_row(f"{'units':<{_label_width(plan)}}", drawn, f"{len(plan.units)}, in running order")
     return table
 
 
 def legend(plan: Plan, console: Console) -> Text:
     used = {mode for mode in MODES if plan.of_mode(mode)} | {WORKING, FREE}
-    drawn = Text("\n")
+    drawn = Text()
     for name, brush in BRUSHES.items():
         if name in used:
             drawn.append(brush.glyph(plain_of(console)), brush.style)
-            drawn.append(f" {name}: {MEANINGS[name]}\n")
+            drawn.append(f" {name}   ")
+    drawn.append("\n")
     return drawn
 
 
@@ -160,18 +162,20 @@ def totals(plan: Plan) -> Table:
 
 
 def reasons(plan: Plan, console: Console) -> Table:
-    """Why: one row for the units that share a mode and a reason."""
-    groups: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for unit in plan.units:
-        groups[unit.mode, unit.reason].append(unit.name or _unnamed(unit))
+    """Why: by mode, a row for the units that share a reason."""
     table = Table.grid(padding=(0, 1))
-    table.add_row("")
-    for (mode, why), names in groups.items():
+    for mode in MODES:
+        groups: dict[str, list[str]] = defaultdict(list)
+        for unit in plan.of_mode(mode):
+            groups[unit.reason].append(unit.name or _unnamed(unit))
         brush = BRUSHES[mode]
-        sentence = Text()
-        sentence.append(compressed(names), "bold")
-        sentence.append(f" {mode}: {why}")
-        table.add_row(Text(brush.glyph(plain_of(console)), brush.style), sentence)
+        if groups:
+            table.add_row("")
+            table.add_row(
+                Text(brush.glyph(plain_of(console)), brush.style), Text(mode, brush.style)
+            )
+        for why, names in groups.items():
+            table.add_row("", Text.assemble((compressed(names), "bold"), f": {why}"))
     table.add_row("")
     return table
 
@@ -203,14 +207,14 @@ def _spans(numbers: Sequence[int]) -> list[str]:
     return ["-".join(map(str, span)) for span in spans]
 
 
-def forecast(plan: Plan) -> list[str]:
+def forecast(plan: Plan) -> tuple[str, str]:
     expected = plan.forecast
     rate = expected.tokens_per_second
     per_token = format_size(expected.bytes_per_token)
-    return [
-        f"about {rate:.3g} tokens/s at batch 1, bound by {expected.basis}; "
-        f"{per_token if expected.bytes_per_token else 'nothing'} brought in for a token"
-    ]
+    return (
+        f"about {rate:.3g} tokens/s at batch 1, bound by {expected.basis}",
+        f"{per_token if expected.bytes_per_token else 'nothing'} brought in for a token",
+    )
 
 
 def used_tiers(plan: Plan) -> list[tuple[str, int]]:
@@ -236,6 +240,10 @@ def plain_of(console: Console) -> bool:
     except (UnicodeEncodeError, LookupError):
         return True
     return False
+
+
+def _label_width(plan: Plan) -> int:
+    return max(len("units"), *(len(tier) for tier, _ in used_tiers(plan)))
 
 
 def _size(nbytes: int) -> str:

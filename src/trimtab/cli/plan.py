@@ -20,7 +20,10 @@ def command(
         Path | None, typer.Option(metavar="FILE", help="Write the plan, for run and chat --plan.")
     ] = None,
 ) -> None:
-    """Decide from a memory budget where each part of a model lives. Loads nothing."""
+    """Decide where each part of a model would live.
+
+    From a memory budget, the config and the headers alone. Exit code 3: it does not fit.
+    """
     arguments = asked.arguments()
     with quiet.engine():
         from trimtab.api import plan

@@ -1,4 +1,4 @@
-"""What the libraries below say is kept off stdout, and to themselves unless TRIMTAB_DEBUG is set."""
+"""What other libraries say is kept off stdout, and is not said unless TRIMTAB_DEBUG is set."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator
+from typing import TextIO
 
 _LOGGERS = ("transformers", "peft", "accelerate", "bitsandbytes", "torch", "huggingface_hub")
 _SWITCHES = {
@@ -41,6 +42,6 @@ def libraries() -> Iterator[None]:
         yield
 
 
-def engine() -> contextlib.redirect_stdout[object]:
+def engine() -> contextlib.redirect_stdout[TextIO]:
     """While inside, what is printed goes to stderr: stdout is for results alone."""
     return contextlib.redirect_stdout(sys.stderr)

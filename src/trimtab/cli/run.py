@@ -20,7 +20,7 @@ def command(
     ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Use no chat template.")] = False,
 ) -> None:
-    """Load a model as a plan says and answer one prompt."""
+    """Answer one prompt."""
     text = _prompt(prompt)
     from trimtab.cli.answer import encode, generate, stream_for
     from trimtab.cli.session import opened

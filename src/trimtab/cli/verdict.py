@@ -35,22 +35,17 @@ def tell(error: BaseException, *, as_json: bool) -> int:
     return status
 
 
-def fault_of(error: TrimtabError) -> dict[str, Any]:
+def _fault_of(error: TrimtabError) -> dict[str, Any]:
     """The error as an object: `code`, `title`, `what`, `why`, `fix`, and `parts` (bytes, names)."""
     plain = (str, int, float, bool, list, tuple)
-    return {
-        "code": error.code,
-        "title": error.title,
-        "what": error.what,
-        "why": error.why,
-        "fix": error.fix,
-        "parts": {name: one for name, one in error.parts.items() if isinstance(one, plain)},
-    }
+    parts = {name: one for name, one in error.parts.items() if isinstance(one, plain)}
+    fault = _fault(error.code, error.title, error.what, fix=error.fix)
+    return {**fault, "why": error.why, "parts": parts}
 
 
 def _described(error: BaseException) -> tuple[dict[str, Any], int]:
     if isinstance(error, TrimtabError):
-        return fault_of(error), error.exit_code
+        return _fault_of(error), error.exit_code
     if isinstance(error, _UsageError):
         context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else "trimtab"

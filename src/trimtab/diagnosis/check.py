@@ -1,4 +1,4 @@
-"""Everything that is wrong with a model, a map, adapters and a budget, before anything is loaded."""
+"""Everything that is wrong with a model, a map, adapters, a budget, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _checkpoint(model: str | Path, found: list[Finding]) -> Checkpoint | None:
 
 
 def _config_alone(model: str | Path) -> Checkpoint | None:
-    """A folder without its weights' headers, which are damaged: names and shapes do not need them."""
+    """A folder whose weights cannot be read: names and shapes need only its config."""
     folder = Path(model).expanduser()
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -194,6 +194,8 @@ def _match_each(device_map: Mapping[str, Any], outline: Outline) -> list[Finding
         # The catch-all keeps what all other keys would have placed out of this.
         if match({"": 0, key: value}):
             right[key] = value
+        elif found[-1].code != "TT201":
+            right[key] = "cpu"  # the name is right; only the value is not
     if waiting:
         match({"": 0, **waiting})
     elif right:
@@ -252,7 +254,8 @@ def _fit(header: AdapterHeader, shapes: Shapes, base: str | None) -> list[Findin
     notes = _persist(decide, found, _WAIVED)
     if found or notes is None:
         return found
-    return [_note("TT316", f"{header.source}: {one}") for one in notes]
+    said = (one if header.source in one else f"{header.source}: {one}" for one in notes)
+    return [_note("TT316", one) for one in said]
 
 
 # ---------------------------------------------------------------------------------------- budget
@@ -277,6 +280,9 @@ def _plan(outline: Outline, budget: Budget, **asked: Any) -> list[Finding]:
     def decide(**waived: Any) -> Plan:
         return make_plan(outline, budget, **{**asked, **waived})
 
-    waivers = {"TT103": {"device_map": None}, "TT607": {"modalities": ("text",)}}
+    waivers: dict[str, dict[str, Any]] = {
+        "TT103": {"device_map": None},
+        "TT607": {"modalities": ("text",)},
+    }
     plan = _persist(decide, found, waivers)
     return found + [_note("TT210", one) for one in (plan.notes if plan else ())]

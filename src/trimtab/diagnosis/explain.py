@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from trimtab.diagnosis import registry
 from trimtab.diagnosis.finding import Finding
+from trimtab.diagnosis.rule import unwrapped
 from trimtab.errors import TrimtabError
 
 
@@ -64,5 +65,9 @@ def _in_text(text: str) -> Iterator[Finding]:
             # In brackets is how an error says its own code; elsewhere it may only be mentioned.
             sure = f"[{code}]" in text or text.strip() == code
             yield Finding(
-                code, told.seen, told.why, told.fix, confidence="certain" if sure else "likely"
+                code,
+                unwrapped(told.seen),
+                unwrapped(told.why),
+                unwrapped(told.fix),
+                confidence="certain" if sure else "likely",
             )

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from dataclasses import dataclass
 
 from trimtab.errors import TITLES
+
+_BREAK = re.compile(r"(?<=\S)\n(?: {2})?(?=[^\s-])")
+"""A line break inside a paragraph or a list's item, not one between two of them."""
 
 
 @dataclass(frozen=True)
@@ -52,3 +56,11 @@ class Rule:
         )
         told = [f"### {heading}\n\n{text}" for heading, text in sections if text]
         return "\n\n".join([f"## {self.code}: {self.title}", *told]) + "\n"
+
+
+def unwrapped(text: str) -> str:
+    """A rule's text with a line for each paragraph and item; blocks of code stay as they are."""
+    parts = text.split("```")
+    return "```".join(
+        _BREAK.sub(" ", part) if number % 2 == 0 else part for number, part in enumerate(parts)
+    )

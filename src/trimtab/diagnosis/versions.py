@@ -52,9 +52,7 @@ def check_versions(
 
 
 def _missing(package: str) -> Finding:
-    return Finding(
-        "TT101", f"the package {package} is not installed", fix=f"pip install {package}"
-    )
+    return Finding("TT101", f"the package {package} is not installed", fix=f"pip install {package}")
 
 
 def _too_old(package: str, here: str, wanted: str, who: str) -> Finding:

@@ -1,0 +1,28 @@
+"""The page of TT304."""
+
+from __future__ import annotations
+
+from trimtab.diagnosis.rule import Rule
+
+RULE = Rule(
+    code="TT304",
+    seen="""
+        The config's `target_modules` match none of the modules that the adapter's file has
+        tensors for.
+        """,
+    why="""
+        The config is not the one that the weights were saved with: edited, overwritten by a
+        later run, or copied from another adapter. The tensors would have a place in the model,
+        but the config does not make it.
+        """,
+    versions="""
+        All.
+        """,
+    fix="""
+        Restore the `adapter_config.json` of the run that saved the weights.
+        """,
+    library="the adapter",
+    not_helping="""
+        `target_modules="all-linear"`: it makes layers for which the file has no tensors.
+        """,
+)

@@ -1,0 +1,30 @@
+"""The page of TT404."""
+
+from __future__ import annotations
+
+from trimtab.diagnosis.rule import Rule
+
+RULE = Rule(
+    code="TT404",
+    seen="""
+        The GPU or the host had less memory than the plan was made for.
+        """,
+    why="""
+        Another program uses the GPU, or began to; the budget was given by hand and is larger
+        than what is free; memory that is pinned is limited by the operating system or a
+        container.
+        """,
+    versions="""
+        All. On Windows the driver may move GPU memory to RAM instead of failing: then
+        everything is slow.
+        """,
+    fix="""
+        Plan with a smaller `--gpu` or `--cpu`, or close the other program. Without these flags
+        the plan takes what is free now.
+        """,
+    library="the machine",
+    not_helping="""
+        `PYTORCH_CUDA_ALLOC_CONF`: the plan allocates slabs of exact size, so there is little to
+        fragment.
+        """,
+)

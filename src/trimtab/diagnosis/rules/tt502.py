@@ -1,0 +1,28 @@
+"""The page of TT502."""
+
+from __future__ import annotations
+
+from trimtab.diagnosis.rule import Rule
+
+RULE = Rule(
+    code="TT502",
+    seen="""
+        A file of the checkpoint, or the config, cannot be read, or is shorter or longer than
+        its header says.
+        """,
+    why="""
+        A copy or a download that stopped; a full disk; Git LFS, which leaves a small text file
+        where the weights should be; a pickle that holds more than weights.
+        """,
+    versions="""
+        All.
+        """,
+    fix="""
+        Download the file again (`hf download` continues where it stopped; `git lfs pull` for a
+        clone). `trimtab check` reads all headers and takes seconds.
+        """,
+    library="the files",
+    not_helping="""
+        Deleting the index file: the shards are read by it.
+        """,
+)

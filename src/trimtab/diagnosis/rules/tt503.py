@@ -1,0 +1,27 @@
+"""The page of TT503."""
+
+from __future__ import annotations
+
+from trimtab.diagnosis.rule import Rule
+
+RULE = Rule(
+    code="TT503",
+    seen="""
+        A folder with a config has no weights, or the index names a shard that is not there.
+        """,
+    why="""
+        The download was not complete, or only some of the files were copied. `trimtab plan`
+        needs no weights; loading does.
+        """,
+    versions="""
+        All.
+        """,
+    fix="""
+        `hf download OWNER/NAME`, or copy the rest. Weights are looked for under the names of
+        transformers: `model.safetensors`, `pytorch_model.bin`, or shards with an index.
+        """,
+    library="the files",
+    not_helping="""
+        Renaming a shard of another model to fill the gap.
+        """,
+)

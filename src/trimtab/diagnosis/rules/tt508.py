@@ -1,0 +1,28 @@
+"""The page of TT508."""
+
+from __future__ import annotations
+
+from trimtab.diagnosis.rule import Rule
+
+RULE = Rule(
+    code="TT508",
+    seen="""
+        A weight arrived from the loader in another format, shape or dtype than the plan
+        counted.
+        """,
+    why="""
+        The plan was made with other versions of transformers or bitsandbytes, or a quantizer
+        leaves a module out that the outline did not expect (`llm_int8_skip_modules`).
+        """,
+    versions="""
+        All. If plan and loading use the same versions, it is a fault of trimtab.
+        """,
+    fix="""
+        Make the plan again with the installed versions. If it happens with a fresh plan, report
+        it with the name of the weight and the versions.
+        """,
+    library="trimtab",
+    not_helping="""
+        Another `--quant`, unless the error names the format.
+        """,
+)

@@ -1,0 +1,378 @@
+"""The ring: what it fetches and when, in how many bytes, and that no event of it is missing."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tiny
+from trimtab.errors import RunningFault
+from trimtab.fakes import DeferredLane, RecordingSlab
+from trimtab.plan import WeightSpec
+from trimtab.store import MemorySlab, SlabLayout
+from trimtab.stream import CudaLane, HostLane, Ring, lane_for
+
+CPU = torch.device("cpu")
+
+
+def slabs(count: int, log: list[object] | None = None) -> list[RecordingSlab]:
+    """Slabs of 256, 512, 768, 256, ... bytes; slab i is full of i + 1."""
+    made = []
+    for number in range(count):
+        rows = 256 * (1 + number % 3)
+        layout = SlabLayout.of([WeightSpec(f"{number}.weight", (rows, 1), "uint8")])
+        slab = RecordingSlab(layout, number, log)
+        slab.buffer.fill_(number + 1)
+        made.append(slab)
+    return made
+
+
+def holds(ring: Ring, slot: int, slab: RecordingSlab) -> bool:
+    buffer = ring.slots[slot].buffer[: slab.layout.nbytes]
+    return buffer.unique().tolist() == [int(slab.name) + 1]  # type: ignore[call-overload]
+
+
+def run(ring: Ring, made: Sequence[RecordingSlab], order: Sequence[int]) -> None:
+    for index in order:
+        slot = ring.take(index)
+        assert holds(ring, slot, made[index])
+        ring.give(slot)
+
+
+# ------------------------------------------------------------------------------ what is fetched
+
+
+def test_slabs_come_ahead_of_their_use_and_wrap_over_the_token() -> None:
+    log: list[object] = []
+    made = slabs(5, log)
+    ring = Ring(made, 3, CPU)
+    assert log == []
+    slot = ring.take(0)
+    assert log == [0, 1, 2]
+    ring.give(slot)
+    assert log == [0, 1, 2, 3]
+    run(ring, made, [1, 2])
+    # While unit 2 runs, the first of the next token come already.
+    assert log == [0, 1, 2, 3, 4, 0]
+    run(ring, made, [3, 4, *list(range(5)) * 3])
+    assert log[:15] == [0, 1, 2, 3, 4] * 3
+    assert [one.fetches for one in made] == [5, 5, 5, 4, 4]
+
+
+@pytest.mark.parametrize(("units", "slots"), [(5, 3), (7, 4), (6, 3), (4, 1), (2, 1)])
+def test_each_slab_is_fetched_once_a_token(units: int, slots: int) -> None:
+    log: list[object] = []
+    made = slabs(units, log)
+    run(Ring(made, slots, CPU), made, list(range(units)) * 4)
+    assert log == [index % units for index in range(4 * units + slots)]
+
+
+@pytest.mark.parametrize("units", [1, 2, 3])
+def test_slots_for_all_units_fetch_each_once_for_good(units: int) -> None:
+    made = slabs(units)
+    ring = Ring(made, 5, CPU)
+    assert len(ring.slots) == units
+    run(ring, made, list(range(units)) * 3)
+    assert [one.fetches for one in made] == [1] * units
+
+
+def test_out_of_order_skipped_and_repeated_units_have_their_bytes() -> None:
+    made = slabs(7)
+    run(Ring(made, 3, CPU), made, [0, 1, 2, 1, 4, 0, 6, 6, 6, 5, 3, 0, 2, 2])
+
+
+def test_an_unexpected_unit_takes_the_slot_that_is_needed_last() -> None:
+    log: list[object] = []
+    made = slabs(6, log)
+    ring = Ring(made, 3, CPU)
+    run(ring, made, [0])
+    assert {slot.holds for slot in ring.slots} == {1, 2, 3}
+    slot = ring.take(5)
+    assert ring.slots[slot].holds == 5
+    # 3 went for 5; then 2 for 0, which is needed before it, now that 5 runs.
+    assert {one.holds for one in ring.slots} == {5, 0, 1}
+
+
+def test_units_may_be_nested_as_deep_as_there_are_slots() -> None:
+    made = slabs(6)
+    ring = Ring(made, 3, CPU)
+    taken = [ring.take(index) for index in (0, 4, 2)]
+    assert sorted(taken) == [0, 1, 2]
+    assert all(holds(ring, slot, made[index]) for slot, index in zip(taken, (0, 4, 2), strict=True))
+    with pytest.raises(RunningFault, match="3 slots are in use and one more is needed") as caught:
+        ring.take(5)
+    assert caught.value.code == "TT607"
+    for slot in taken:
+        ring.give(slot)
+    run(ring, made, range(6))
+
+
+def test_the_same_unit_twice_at_a_time_has_two_slots() -> None:
+    made = slabs(4)
+    ring = Ring(made, 3, CPU)
+    first, second = ring.take(1), ring.take(1)
+    assert first != second
+    assert holds(ring, first, made[1])
+    assert holds(ring, second, made[1])
+
+
+# ----------------------------------------------------------------------------------- its memory
+
+
+@pytest.mark.parametrize("device", tiny.DEVICES)
+@pytest.mark.parametrize(("units", "slots", "made"), [(5, 3, 3), (2, 3, 2), (0, 3, 0), (4, 1, 1)])
+def test_it_has_slots_of_the_largest_slab(units: int, slots: int, made: int, device: str) -> None:
+    ring = Ring(slabs(units), slots, torch.device(device))
+    largest = max((slab.layout.nbytes for slab in slabs(units)), default=0)
+    assert [slot.buffer.numel() for slot in ring.slots] == [largest] * made
+    assert ring.nbytes == made * largest
+    assert {slot.buffer.device.type for slot in ring.slots} <= {device}
+    ring.close()
+    assert ring.nbytes == 0
+
+
+@pytest.mark.gpu
+def test_peak_memory_is_slots_times_slab() -> None:
+    layout = SlabLayout.of([WeightSpec("weight", (1024, 1024), "float32")])
+    made = [MemorySlab(layout, pin=True) for _ in range(6)]
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    ring = Ring(made, 4, torch.device("cuda", 0))
+    for index in list(range(6)) * 2:
+        ring.give(ring.take(index))
+    torch.cuda.synchronize()
+    assert torch.cuda.max_memory_allocated() - before == 4 * layout.nbytes == ring.nbytes
+
+
+@pytest.mark.parametrize("device", tiny.DEVICES)
+def test_slots_made_in_inference_mode_can_be_written_to_outside(device: str) -> None:
+    made = slabs(3)
+    with torch.inference_mode():
+        ring = Ring(made, 2, torch.device(device), poison=True)
+        ring.give(ring.take(0))
+    ring.give(ring.take(1))
+    assert not any(slot.buffer.is_inference() for slot in ring.slots)
+
+
+def test_a_poisoned_slot_shows_a_late_read_and_is_filled_again() -> None:
+    made = slabs(3)
+    ring = Ring(made, 4, CPU, poison=True)
+    assert len(ring.slots) == 4  # coprime to the units, as asked for
+    slot = ring.take(0)
+    view = ring.slots[slot].buffer
+    ring._slabs = made[:1]  # nothing else would take the slot
+    ring.give(slot)
+    assert view.unique().tolist() == [0xFF]
+    assert ring.slots[slot].holds is None
+    ring._slabs = made
+    run(ring, made, [0, 1, 2] * 4)
+
+
+# ----------------------------------------------------------------------------------- its faults
+
+
+def test_a_fetch_that_fails_costs_no_slot() -> None:
+    made = slabs(5)
+    ring = Ring(made, 3, CPU)
+    for number in (0, 1, 2):
+        made[number].fault = KeyboardInterrupt()
+        with pytest.raises(KeyboardInterrupt):
+            ring.take(0)
+        assert [slot.busy for slot in ring.slots] == [False] * 3
+        made[number].fault = None
+    made[4].fault = OSError("gone")
+    run(ring, made, [0])
+    slot = ring.take(1)
+    with pytest.raises(OSError, match="gone"):
+        ring.give(slot)
+    assert [slot.busy for slot in ring.slots] == [False] * 3
+    made[4].fault = None
+    run(ring, made, list(range(5)) * 2)
+
+
+def test_a_forgotten_slot_is_free_again() -> None:
+    made = slabs(4)
+    ring = Ring(made, 2, CPU)
+    ring.take(0), ring.take(2)
+    ring.forget()
+    assert [(slot.busy, slot.holds) for slot in ring.slots] == [(False, None)] * 2
+    run(ring, made, [3, 0, 1, 2])
+
+
+# -------------------------------------------------------------------------------------- its races
+
+
+class Kernels:
+    """The computation of a fake lane: each unit compares its slot's bytes when its turn comes."""
+
+    def __init__(self, lane: DeferredLane, made: Sequence[RecordingSlab]) -> None:
+        self.lane, self.made = lane, made
+        self.wrong: list[tuple[int, list[int]]] = []
+        self.right = 0
+
+    def launch(self, ring: Ring, slot: int, index: int) -> None:
+        buffer = ring.slots[slot].buffer[: self.made[index].layout.nbytes]
+
+        def compare() -> None:
+            found = buffer.unique().tolist()
+            self.right += found == [index + 1]
+            if found != [index + 1]:
+                self.wrong.append((index, found))
+
+        self.lane.compute(compare)
+
+
+def race(kind: type[Ring], late: str, units: int = 5, slots: int = 3) -> Kernels:
+    """Four tokens through a ring of that class on a lane where `late` is late."""
+    made, lane = slabs(units), DeferredLane(late)
+    ring, kernels = kind(made, slots, CPU, lane), Kernels(lane, made)
+    for slot in ring.slots:
+        slot.buffer.fill_(0xEE)
+    for index in list(range(units)) * 4:
+        slot = ring.take(index)
+        kernels.launch(ring, slot, index)
+        ring.give(slot)
+    lane.finish()
+    return kernels
+
+
+class WithoutWait(Ring):
+    """Does not wait for the copy before the unit runs."""
+
+    def take(self, index: int) -> int:
+        lane: Any = self._lane
+        lane.wait = lambda ticket: None
+        try:
+            return super().take(index)
+        finally:
+            del lane.wait
+
+
+class WithoutAfter(Ring):
+    """Does not wait for the unit before the slot is filled again."""
+
+    def _fill(self, slot: Any, index: int) -> None:
+        slot.used = None
+        super()._fill(slot, index)
+
+
+class WithoutMark(Ring):
+    """Keeps the mark of an earlier use."""
+
+    def give(self, number: int) -> None:
+        lane: Any = self._lane
+        before = self.slots[number].used
+        lane.mark = lambda: before
+        try:
+            super().give(number)
+        finally:
+            del lane.mark
+
+
+@pytest.mark.parametrize("late", ["copy", "compute"])
+@pytest.mark.parametrize(("units", "slots"), [(5, 3), (4, 1), (7, 4), (3, 2), (6, 3)])
+def test_every_unit_runs_on_its_own_bytes_however_late(units: int, slots: int, late: str) -> None:
+    kernels = race(Ring, late, units, slots)
+    assert (kernels.wrong, kernels.right) == ([], 4 * units)
+
+
+@pytest.mark.parametrize(
+    ("kind", "late"),
+    [(WithoutWait, "copy"), (WithoutAfter, "compute"), (WithoutMark, "compute")],
+)
+def test_a_ring_that_lacks_an_event_is_caught(kind: type[Ring], late: str) -> None:
+    assert race(kind, late).wrong
+
+
+def test_a_new_slot_waits_for_whoever_had_its_memory_before() -> None:
+    """The allocator hands out memory that queued kernels of others still read."""
+    made, lane = slabs(3), DeferredLane("compute")
+    seen: list[int] = []
+    lane.compute(lambda: seen.extend(ring.slots[0].buffer.unique().tolist()))
+    ring = Ring(made, 2, CPU, lane)
+    ring.slots[0].buffer.fill_(0xEE)
+    ring.take(0)
+    lane.finish()
+    assert seen == [0xEE]
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> tuple[int, int, list[int | None]]:
+    """Units, slots, and calls: a number enters that unit, None leaves the innermost one."""
+    units, slots = draw(st.integers(1, 7)), draw(st.integers(1, 8))
+    drawn = draw(st.lists(st.one_of(st.none(), st.integers(0, units - 1)), max_size=40))
+    return units, slots, drawn
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(calls(), st.sampled_from(["copy", "compute", "neither"]), st.booleans())
+def test_any_order_of_units_runs_on_the_right_bytes(
+    drawn: tuple[int, int, list[int | None]], late: str, poison: bool
+) -> None:
+    units, slots, order = drawn
+    made, lane = slabs(units), DeferredLane("copy" if late == "neither" else late)
+    poison = poison and late != "compute"  # a host-side fill would be ahead of the computation
+    ring = Ring(made, slots, CPU, HostLane() if late == "neither" else lane, poison=poison)
+    kernels = Kernels(lane, made)
+    inside: list[tuple[int, int]] = []
+    for index in order:
+        if index is None:
+            if inside:
+                slot, entered = inside.pop()
+                kernels.launch(ring, slot, entered)  # still its own after whatever was nested
+                ring.give(slot)
+        elif len(inside) == len(ring.slots):
+            with pytest.raises(RunningFault, match="slots are in use"):
+                ring.take(index)
+        else:
+            slot = ring.take(index)
+            kernels.launch(ring, slot, index)
+            inside.append((slot, index))
+    lane.finish()
+    assert kernels.wrong == []
+    assert {slot for slot, _ in inside} == {n for n, slot in enumerate(ring.slots) if slot.busy}
+
+
+# --------------------------------------------------------------------------------------- the lanes
+
+
+def test_the_fake_lane_says_when_the_two_wait_for_each_other() -> None:
+    lane = DeferredLane("compute")
+    never = type(lane.mark())()
+    lane.wait(lane.copy(never, lambda: None))
+    with pytest.raises(RuntimeError, match="wait for each other"):
+        lane.finish()
+
+
+def test_a_cpu_copies_at_once() -> None:
+    done: list[int] = []
+    lane = lane_for(CPU)
+    assert isinstance(lane, HostLane)
+    lane.wait(lane.copy(lane.mark(), lambda: done.append(1)))
+    assert done == [1]
+
+
+@pytest.mark.gpu
+def test_a_gpu_copies_beside_the_computation_and_in_the_order_of_events() -> None:
+    device = torch.device("cuda", 0)
+    lane = lane_for(device)
+    assert isinstance(lane, CudaLane)
+    layout = SlabLayout.of([WeightSpec("weight", (1 << 22,), "uint8")])
+    made = [MemorySlab(layout, pin=True) for _ in range(4)]
+    for number, slab in enumerate(made):
+        slab.put("weight", "data", torch.full((1 << 22,), number + 1, dtype=torch.uint8))
+    ring = Ring(made, 3, device, lane)
+    sums = []
+    for _, index in itertools.product(range(5), range(4)):
+        slot = ring.take(index)
+        torch.cuda._sleep(2_000_000)  # the host is far ahead of the computation
+        sums.append(ring.slots[slot].buffer.sum(dtype=torch.int64))
+        ring.give(slot)
+    assert [int(one) >> 22 for one in sums] == [1, 2, 3, 4] * 5
