@@ -47,22 +47,44 @@ class Source:
 
     def tensor(self) -> torch.Tensor:
         """A private copy of the part."""
-        return self.read()[self.part]
+        with torch.inference_mode(False):
+            return self.read()[self.part]
 
     def of_part(self, part: str) -> Source:
         return Source(self.name, self.storage, self.recipe, self.read, part)
 
     def parameter(self, guarded: torch.Tensor) -> torch.Tensor:
         """A private copy of the whole parameter, of the class it has when it is not parked."""
-        joined = self.storage.join(self.read(), self.recipe)
+        with torch.inference_mode(False):
+            joined = self.storage.join(self.read(), self.recipe)
         plain = plain_class(type(guarded))
         with torch._C.DisableTorchFunctionSubclass():
             private = torch.Tensor._make_subclass(plain, data_of(joined), guarded.requires_grad)
         private.__dict__.update(
             {key: value for key, value in guarded.__dict__.items() if not key.startswith("_trim")}
         )
-        self.storage.bind(SimpleNamespace(state=SimpleNamespace()), private, joined)  # type: ignore[arg-type]
+        module: Any = SimpleNamespace(state=SimpleNamespace())
+        self.storage.bind(module, private, joined)  # type: ignore[arg-type]
+        # Without a module, an int8 weight keeps its scales itself, as when it is new.
+        private.__dict__.update(vars(module.state))
         return private
+
+
+class View:
+    """A view of guarded tensors: what `func` returns, made anew for each read.
+
+    `at` is its place among the tensors that are returned.
+    """
+
+    def __init__(self, name: str, func: Any, args: Any, kwargs: Any, at: int) -> None:
+        self.name = name
+        self._call = func, args, kwargs
+        self._at = at
+
+    def tensor(self) -> torch.Tensor:
+        out, _ = _on_private_copies(*self._call)
+        view: torch.Tensor = tree_leaves(out)[self._at]
+        return view
 
 
 def data_of(joined: Any) -> torch.Tensor:
