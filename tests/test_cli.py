@@ -109,9 +109,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         ["explain", "TT999"],
     ],
 )
-def test_wrong_usage_is_exit_2(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_usage_is_exit_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*arguments, "--json"]) == 2
     said = capsys.readouterr()
     assert said.err.startswith("error: ")
@@ -120,6 +118,14 @@ def test_wrong_usage_is_exit_2(
     found = json.loads(said.out)
     assert found["schema_version"] == 1
     assert found["error"]["code"] == "usage"
+
+
+def test_a_plan_that_cannot_be_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "nowhere" / "plan.json"
+    assert main(["plan", str(tiny.checkpoint("llama")), "--save", str(file)]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert f"{file} cannot be written: No such file or directory" in said.err
 
 
 @pytest.mark.parametrize("size", ["-1", "abc", "6 potatoes"])
@@ -273,10 +279,10 @@ def test_a_folder_in_use(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
     folder = tiny.checkpoint("llama")
     arguments = ["run", str(folder), *smallest(folder), "--disk-folder", str(tmp_path)]
     other = DiskFolder(tmp_path)
-    mine = other.reserve("mine", 10)
-    assert str(tmp_path) in refused(capsys, arguments, "TT206")
-    assert mine.exists()
-    other.close()
+    try:
+        assert str(tmp_path) in refused(capsys, arguments, "TT206")
+    finally:
+        other.close()
     assert main(arguments) == 0
 
 

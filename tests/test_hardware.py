@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from trimtab.errors import MemoryFault
-from trimtab.hardware import CUDA_CONTEXT, GPU_MARGIN, Gpu, Hardware, default_budget
+from trimtab.hardware import FRESH_CONTEXT, GPU_MARGIN, Gpu, Hardware, default_budget
 from trimtab.memory import Budget, GiB
 
 BARE = Hardware(gpus=(), ram_total=32 * GiB, ram_available=10 * GiB, disk_free=100 * GiB)
@@ -54,7 +54,7 @@ def test_detect_measures_the_gpu() -> None:
     here = Hardware.detect()
     free, total = torch.cuda.mem_get_info(0)
     assert here.gpus[0].total == total
-    assert abs(here.gpus[0].free - min(total, free + CUDA_CONTEXT)) < GiB
+    assert abs(here.gpus[0].free - min(total, free + FRESH_CONTEXT)) < GiB
     assert here.link_gbps is not None
     assert here.device_gbps is not None
     assert 1 < here.link_gbps < here.device_gbps

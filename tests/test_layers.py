@@ -23,7 +23,7 @@ LAYERS = (
     ("facts", ["hardware", "checkpoint"]),
     ("formats", ["formats"]),
     ("decision, as data", ["plan"]),
-    ("shape", ["naming", "quantize", "outline", "skeleton", "adapters"]),
+    ("shape", ["naming", "quantize", "skeleton", "outline", "adapters"]),
     ("decision", ["devicemap", "compat", "fit"]),
     ("decision", ["costs", "drafts", "reasons", "forecast", "planner"]),
     ("machinery", ["store", "stream", "guard", "park", "intake", "rooms"]),

@@ -9,7 +9,7 @@ from trimtab.outline import Outline
 from trimtab.plan import WeightSpec
 
 LOADING_FACTOR = 1.25
-"""Of the largest parameter, while it loads: itself, and a quarter of it quantized (measured)."""
+"""Of the largest quantized weight, while it loads: in 16 bits, and a quarter of it quantized."""
 
 FUSING_FACTOR = 2.5
 """Of the largest fused expert tensor: single experts, their concatenation, the stack (measured)."""
@@ -46,15 +46,30 @@ def activations(outline: Outline, context: int, batch: int) -> int:
     attention mask, a byte a pair of tokens.
     """
     item = DTYPE_BYTES[outline.dtype]
-    widest, rows = outline.hidden, 0
+    rows = 0
     for unit in outline.units:
         shapes = [one.shape for one in unit.weights if len(one.shape) == 2]
-        if unit.kind == "layer":
-            widest = max([widest, *(max(shape) for shape in shapes)])
         if unit.kind == "table":
             rows += sum(shape[1] for shape in shapes if shape[1] > outline.hidden)
-    token = outline.hidden * (6 * item + 2 * 4) + 3 * (widest + rows) * item
+    token = outline.hidden * (6 * item + 2 * 4) + 3 * (_widest(outline) + rows) * item
     return batch * (context * token + context * context)
+
+
+def adapting(outline: Outline, context: int, batch: int) -> int:
+    """A low-rank adapter's input in float32, at the widest projection, for the whole context."""
+    return batch * context * _widest(outline) * 4
+
+
+def _widest(outline: Outline) -> int:
+    """The largest width of a layer's projections, in or out."""
+    shapes = (
+        one.shape
+        for unit in outline.units
+        if unit.kind == "layer"
+        for one in unit.weights
+        if len(one.shape) == 2
+    )
+    return max([outline.hidden, *(max(shape) for shape in shapes)])
 
 
 def decoding(weights: Iterable[WeightSpec], runs: str) -> int:
@@ -69,11 +84,17 @@ def _decoded(weight: WeightSpec, runs: str) -> int:
     return weight.numel * DTYPE_BYTES[weight.dtype] + scales
 
 
-def loading(weights: Iterable[WeightSpec]) -> int:
-    """What is on the device beside the finished weights while the loader fills them."""
-    return max((_loading(one) for one in weights), default=0)
+def loading(weights: Iterable[WeightSpec], *, resident: bool) -> int:
+    """What is on the device beside the finished weights while the loader fills them.
+
+    A plain weight arrives as it will stay; it is beside the others only until it leaves.
+    """
+    return max((_loading(one, resident) for one in weights), default=0)
 
 
-def _loading(weight: WeightSpec) -> int:
+def _loading(weight: WeightSpec, resident: bool) -> int:
     nbytes = weight.numel * DTYPE_BYTES[weight.dtype]
-    return int(nbytes * (FUSING_FACTOR if len(weight.shape) == 3 else LOADING_FACTOR))
+    if weight.storage != "plain":
+        return int(nbytes * LOADING_FACTOR)
+    stays = nbytes if resident else 0
+    return int(nbytes * (FUSING_FACTOR if len(weight.shape) == 3 else 1)) - stays

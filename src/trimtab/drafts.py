@@ -8,7 +8,7 @@ from functools import cached_property
 
 from trimtab import costs
 from trimtab.formats import ALIGNMENT, by_name, moving_bytes
-from trimtab.hardware import CUDA_CONTEXT, Hardware
+from trimtab.hardware import ALLOCATOR, CUDA_CONTEXT, INT8_CONTEXT, Hardware
 from trimtab.memory import Budget, align
 from trimtab.outline import Outline
 from trimtab.plan import IDLE, LOOKED_UP, STREAMED, PlannedAdapter, Unit, WeightSpec
@@ -87,21 +87,31 @@ class Facts:
         return max((_code_bytes((one,)) for one in self.outline.weights), default=0)
 
     @cached_property
-    def loading(self) -> Mapping[str, int]:
-        """The loader's transient for each unit."""
-        return {unit.name: costs.loading(unit.weights) for unit in self.outline.units}
+    def loading(self) -> Mapping[bool, Mapping[str, int]]:
+        """The loader's transient for each unit, by whether the unit stays."""
+        return {
+            stays: {
+                unit.name: costs.loading(unit.weights, resident=stays)
+                for unit in self.outline.units
+            }
+            for stays in (True, False)
+        }
 
     @cached_property
     def running(self) -> Mapping[str, int]:
         """What running holds beside the weights, whatever is away."""
         outline = self.outline
         prefill = costs.activations(outline, self.context, self.batch)
+        decoded = costs.decoding(outline.weights, self.budget.runs)
+        cast = costs.adapting(outline, self.context, self.batch) if self.adapters else 0
+        context = CUDA_CONTEXT + (INT8_CONTEXT if outline.quant == "int8" else 0)
         return {
             "kv_cache": costs.kv_cache(outline, self.context, self.batch),
             "logits": costs.logits(outline, self.batch),
             "adapters": sum(one.nbytes for one in self.adapters),
-            "context": CUDA_CONTEXT if self.on_gpu else 0,
-            "transient": prefill + costs.decoding(outline.weights, self.budget.runs),
+            "context": context if self.on_gpu else 0,
+            "allocator": ALLOCATOR if self.on_gpu else 0,
+            "transient": prefill + max(decoded, cast),
         }
 
 
@@ -145,8 +155,8 @@ def price(facts: Facts, away: Mapping[str, Away]) -> Draft:
 def _beside(facts: Facts, away: Mapping[str, Away], ring: int) -> dict[str, int]:
     """The costs beside the weights, on the device that runs.
 
-    While loading there is no cache yet, no logits and no adapter: of what the loader needs, only
-    what is above these and the running transient is counted.
+    While loading there is no cache yet, no logits, no adapter and no slot: of what the loader
+    needs, only what is above these and the running transient is counted.
     """
     called = [
         away[unit.name].nbytes
@@ -155,12 +165,12 @@ def _beside(facts: Facts, away: Mapping[str, Away], ring: int) -> dict[str, int]
     ]
     # With a GPU, a looked-up table is loaded straight into RAM.
     loading = max(
-        nbytes
-        for name, nbytes in facts.loading.items()
-        if not (facts.on_gpu and name in away and away[name].mode == LOOKED_UP)
+        facts.loading[unit.name not in away][unit.name]
+        for unit in facts.outline.units
+        if not (facts.on_gpu and unit.name in away and away[unit.name].mode == LOOKED_UP)
     )
     running = facts.running
-    later = running["kv_cache"] + running["logits"] + running["adapters"]
+    later = running["kv_cache"] + running["logits"] + running["adapters"] + ring
     transient = max(running["transient"], loading - later)
     return {**running, "transient": transient, "slots": ring, "bring_in": max(called, default=0)}
 

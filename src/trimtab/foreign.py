@@ -122,9 +122,11 @@ def convert_to_quantized(
         torch.set_default_dtype(before)
 
 
-def kept_in_float32(model: PreTrainedModel, dtype: torch.dtype) -> re.Pattern[str] | None:
+def kept_in_float32(model: PreTrainedModel, dtype: str) -> re.Pattern[str] | None:
     """What to search parameter names for: the loader keeps those in float32 for this dtype."""
-    globs = [glob.replace("*", ".*") for glob in model._get_dtype_plan(dtype)]
+    import torch
+
+    globs = [glob.replace("*", ".*") for glob in model._get_dtype_plan(getattr(torch, dtype))]
     return re.compile("|".join(f"(?:{glob})" for glob in globs)) if globs else None
 
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from trimtab.errors import RunningFault
 from trimtab.formats import Format
@@ -59,12 +59,14 @@ class Source:
             joined = self.storage.join(self.read(), self.recipe)
         plain = plain_class(type(guarded))
         with torch._C.DisableTorchFunctionSubclass():
-            private = torch.Tensor._make_subclass(plain, data_of(joined), guarded.requires_grad)
+            private: torch.Tensor = torch.Tensor._make_subclass(
+                plain, data_of(joined), guarded.requires_grad
+            )
         private.__dict__.update(
             {key: value for key, value in guarded.__dict__.items() if not key.startswith("_trim")}
         )
         module: Any = SimpleNamespace(state=SimpleNamespace())
-        self.storage.bind(module, private, joined)  # type: ignore[arg-type]
+        self.storage.bind(module, cast("torch.nn.Parameter", private), joined)
         # Without a module, an int8 weight keeps its scales itself, as when it is new.
         private.__dict__.update(vars(module.state))
         return private
@@ -82,7 +84,7 @@ class View:
         self._at = at
 
     def tensor(self) -> torch.Tensor:
-        out, _ = _on_private_copies(*self._call)
+        out, _ = _on_copies(*self._call)
         view: torch.Tensor = tree_leaves(out)[self._at]
         return view
 
@@ -99,11 +101,11 @@ def stand_in(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -
     return one.fill_(float("nan") if dtype.is_floating_point else 1).expand(shape)
 
 
-def guarded_tensor(source: Source, like: torch.Tensor) -> torch.Tensor:
+def guarded_tensor(source: Source | View, like: torch.Tensor) -> torch.Tensor:
     """A guarded tensor, not a parameter, of the shape, dtype and device of `like`."""
     with torch._C.DisableTorchFunctionSubclass():
         bare = stand_in(like.shape, like.dtype, like.device)
-        alias = torch.Tensor._make_subclass(guard_class(torch.Tensor), bare)
+        alias: torch.Tensor = torch.Tensor._make_subclass(guard_class(torch.Tensor), bare)
     alias._trim_source = source  # type: ignore[attr-defined]
     return alias
 
@@ -124,6 +126,9 @@ def guard_class(plain: type) -> type:
         "__torch_function__": classmethod(_guarded_call),
         "__deepcopy__": _deepcopy,
         "__reduce_ex__": lambda self, protocol: materialize(self).__reduce_ex__(protocol),
+        "__iter__": lambda self: iter(self.unbind(0)),
+        "as_subclass": lambda self, kind: materialize(self).as_subclass(kind),
+        "set_": _refuse_set,
         "__module__": plain.__module__,
         "__doc__": plain.__doc__,
         "to": _to,
@@ -137,8 +142,9 @@ def guard_class(plain: type) -> type:
 
 def materialize(guarded: torch.Tensor) -> torch.Tensor:
     """A private copy with the true bytes: a parameter of a parameter, a tensor of an alias."""
-    source: Source = guarded._trim_source  # type: ignore[attr-defined]
-    if isinstance(guarded, torch.nn.Parameter):
+    source: Source | View = guarded._trim_source  # type: ignore[attr-defined]
+    # An alias that was given to `nn.Parameter` is an instance of it, too, but not of its class.
+    if isinstance(source, Source) and issubclass(type(guarded), torch.nn.Parameter):
         return source.parameter(guarded)
     return source.tensor()
 
@@ -161,7 +167,7 @@ _PASS = {
     for name in ("shape", "dtype", "device", "layout", "requires_grad", "grad", "grad_fn", "ndim",
                  "is_leaf", "is_cuda", "is_cpu", "is_meta", "is_quantized", "is_sparse", "itemsize",
                  "nbytes", "names", "_backward_hooks", "is_nested", "is_xpu", "is_mps", "is_mkldnn",
-                 "is_sparse_csr")
+                 "is_sparse_csr", "_version", "_cdata")
     if hasattr(_Tensor, name)
 } | {_Tensor.requires_grad.__set__, _Tensor.grad.__set__} | {
     getattr(_Tensor, name)
@@ -172,8 +178,10 @@ _PASS = {
 }  # fmt: skip
 _TWIN = {_Tensor.is_contiguous, _Tensor.stride, _Tensor.storage_offset}
 _STORAGE = {
-    _Tensor.data_ptr, _Tensor.untyped_storage, _Tensor.storage, _Tensor.share_memory_,
-    _Tensor.resize_, _Tensor.set_,
+    getattr(_Tensor, name)
+    for name in ("data_ptr", "const_data_ptr", "untyped_storage", "storage", "share_memory_",
+                 "resize_")
+    if hasattr(_Tensor, name)
 }  # fmt: skip
 
 
@@ -181,7 +189,7 @@ def _guarded_call(
     cls: type, func: Any, types: Any, args: Any = (), kwargs: Any = None
 ) -> Any:
     kwargs = kwargs or {}
-    first = args[0] if args else next(iter(kwargs.values()), None)
+    first: Any = args[0] if args else next(iter(kwargs.values()), None)
     if func in _PASS:
         if func is _Tensor.type and (len(args) > 1 or kwargs):
             return _real_call(func, args, kwargs)
@@ -191,7 +199,7 @@ def _guarded_call(
         if func in _ALIASES:
             source = first._trim_source
             return guarded_tensor(source, first)
-        if func in _TWIN:
+        if func in _TWIN and isinstance(first._trim_source, Source):
             twin = torch.empty(first.shape, dtype=first.dtype, device="meta")
             return func(twin, *args[1:], **kwargs)
         if func == _Tensor.data.__set__:
@@ -206,10 +214,37 @@ def _guarded_call(
 
 
 def _real_call(func: Any, args: Any, kwargs: Any) -> Any:
-    def real(value: Any) -> Any:
-        return materialize(value) if is_guarded(value) else value
+    """Calls `func` on private copies; a write to one raises, and a view of one is guarded again."""
+    out, copies = _on_copies(func, args, kwargs)
+    leaves, spec = tree_flatten(out)
+    owners = {private.untyped_storage().data_ptr(): guarded for guarded, private, _ in copies}
+    for at, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and not leaf.is_meta:
+            owner = owners.get(leaf.untyped_storage().data_ptr())
+            if owner is not None and leaf.numel():
+                name = owner._trim_source.name  # type: ignore[attr-defined]
+                leaves[at] = guarded_tensor(View(name, func, args, kwargs, at), leaf)
+    return tree_unflatten(leaves, spec)
 
-    return func(*tree_map(real, args), **tree_map(real, kwargs))
+
+def _on_copies(
+    func: Any, args: Any, kwargs: Any
+) -> tuple[Any, list[tuple[torch.Tensor, torch.Tensor, int]]]:
+    """What `func` returns for private copies, with each guarded tensor, its copy and version."""
+    copies: list[tuple[torch.Tensor, torch.Tensor, int]] = []
+
+    def real(value: Any) -> Any:
+        if not is_guarded(value):
+            return value
+        private = materialize(value)
+        copies.append((value, private, private._version))
+        return private
+
+    out = func(*tree_map(real, args), **tree_map(real, kwargs))
+    for guarded, private, version in copies:
+        if private._version != version:
+            raise refuse_write(guarded, getattr(func, "__name__", str(func)))
+    return out, copies
 
 
 def _writes(func: Any) -> bool:
@@ -230,8 +265,14 @@ def _deepcopy(self: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
     return private
 
 
+def _refuse_set(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    # torch does not ask `__torch_function__` for this one.
+    raise refuse_write(self, "set_")
+
+
 def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    device, dtype, _, _ = torch._C._nn._parse_to(  # type: ignore[attr-defined]
+    parse: Any = torch._C._nn._parse_to
+    device, dtype, _, _ = parse(
         *[materialize(a) if is_guarded(a) else a for a in args],
         **{key: value for key, value in kwargs.items() if key != "copy"},
     )

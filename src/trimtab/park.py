@@ -19,7 +19,15 @@ from torch.utils._pytree import tree_map_only
 from trimtab import foreign
 from trimtab.errors import PlacementFault, RunningFault
 from trimtab.formats import Format
-from trimtab.guard import Source, data_of, guard_class, guarded_tensor, is_guarded, plain_class, stand_in
+from trimtab.guard import (
+    Source,
+    data_of,
+    guard_class,
+    guarded_tensor,
+    is_guarded,
+    plain_class,
+    stand_in,
+)
 
 Joined = Mapping[str, Any]
 """What each weight of a unit, by name, is bound to."""
@@ -33,6 +41,19 @@ class Carrier(Protocol):
 
     def give(self, claim: Any) -> None:
         """The unit has run: the memory of `claim` is free."""
+
+    def forget(self) -> None:
+        """Whatever was taken and not given is free: an interrupt came between."""
+
+
+class _NoCarrier:
+    """The carrier of a unit whose placement is closed; nothing reaches it through the gate."""
+
+    def take(self) -> tuple[Joined, Any]:
+        raise PlacementFault("TT208", "the placement of this unit is closed")
+
+    def give(self, claim: Any) -> None:
+        pass
 
 
 class ParkedWeight:
@@ -82,6 +103,8 @@ class ParkedWeight:
             RunningFault: TT602, if somebody has put another parameter in its place.
         """
         self._check_owners(None)
+        if type(self.parameter) is not self._guard:
+            raise self._replaced()
         self.parameter.__class__ = self._plain
         self.storage.bind(self.owners[0][0], self.parameter, joined)
 
@@ -123,13 +146,16 @@ class ParkedWeight:
                 # PEFT on a CPU replaces a weight by itself, wrapped anew (`weight.to(device)`).
                 module._parameters[attribute] = self.parameter
                 continue
-            raise RunningFault(
-                "TT602",
-                f"{self.name} is parked, and another parameter was put in its place",
-                why="the new parameter would never be streamed, and the old one never be used",
-                fix="change weights before loading, or keep the unit resident",
-                weight=self.name,
-            )
+            raise self._replaced()
+
+    def _replaced(self) -> RunningFault:
+        return RunningFault(
+            "TT602",
+            f"{self.name} is parked, and another parameter was put in its place",
+            why="the new parameter would never be streamed, and the old one never be used",
+            fix="change weights before loading, or keep the unit resident",
+            weight=self.name,
+        )
 
 
 class ParkedUnit:
@@ -138,50 +164,52 @@ class ParkedUnit:
     def __init__(self, name: str, weights: Sequence[ParkedWeight], carrier: Carrier) -> None:
         self.name = name
         self.weights = weights
-        self._carrier = carrier
+        self._carrier: Carrier = carrier
         self._depth = 0
         self._joined: Joined = {}
         self._claim: Any = None
-
-    @property
-    def entered(self) -> bool:
-        return self._depth > 0
+        # Set before the first weight is touched and cleared after the last: what stands between
+        # is what an interrupt, which may come at any line, leaves to `heal`.
+        self._touched = False
 
     def enter(self) -> None:
         self._depth += 1
-        if self._depth > 1:
-            return
-        try:
+        if self._depth == 1:
+            self._touched = True
             self._joined, self._claim = self._carrier.take()
             for weight in self.weights:
                 weight.bind(self._joined[weight.name])
-        except BaseException:
-            self._depth = 0
-            self._park()
-            raise
 
     def leave(self) -> None:
-        self._depth -= 1
+        # An interrupt may have come before `enter` counted.
+        self._depth = max(0, self._depth - 1)
         if self._depth == 0:
             self._park()
 
     def heal(self) -> None:
-        """Parks a unit that an interrupt left entered."""
-        if self._depth:
+        """Parks a unit that an interrupt left entered, or partly parked."""
+        if self._touched:
             self._depth = 0
-            self._park()
+            try:
+                self._park()
+            finally:
+                self._carrier.forget()
+
+    def close(self) -> None:
+        """Lets go of the weights and of what they could be bound to."""
+        self._joined, self._claim, self._carrier, self.weights = {}, None, _NoCarrier(), ()
 
     def _park(self) -> None:
-        joined, claim = self._joined, self._claim
-        self._joined, self._claim = {}, None
         fault: RunningFault | None = None
         for weight in self.weights:
             try:
-                weight.park(joined.get(weight.name))
+                weight.park(self._joined.get(weight.name))
             except RunningFault as error:
                 fault = fault or error
+        claim, self._joined, self._claim = self._claim, {}, None
         if claim is not None:
             self._carrier.give(claim)
+        self._touched = False
         if fault is not None:
             raise fault
 
@@ -205,31 +233,38 @@ class Gate:
         """
         if self.closed:
             raise PlacementFault("TT208", "the placement of this model is closed")
-        with self._lock:
-            if self._depth == 0:
-                self.heal()
-            self._depth += 1
+        with self._counted() as outermost:
             try:
                 yield
             except BaseException:
-                if self._depth == 1:
+                if outermost:
                     foreign.drop_mixed_batch_hooks(self._root)
                 raise
-            finally:
-                self._depth -= 1
 
     @contextlib.contextmanager
     def through(self, unit: ParkedUnit) -> Any:
         """Around a call of one unit."""
         if self.closed:
             raise PlacementFault("TT208", f"the placement of {unit.name} is closed")
-        with self._lock:
+        with self._counted():
             try:
                 unit.enter()
                 yield
             finally:
-                if unit.entered:
-                    unit.leave()
+                unit.leave()
+
+    @contextlib.contextmanager
+    def _counted(self) -> Any:
+        """Says whether this call is the outermost; then what an earlier one left is healed."""
+        with self._lock:
+            before = self._depth
+            if before == 0:
+                self.heal()
+            try:
+                self._depth = before + 1
+                yield before == 0
+            finally:
+                self._depth = before
 
     def heal(self) -> None:
         for unit in self.units:
@@ -239,6 +274,8 @@ class Gate:
         """No call passes any more, and the model's weights are let go."""
         with self._lock:
             self.closed = True
+            for unit in self.units:
+                unit.close()
             self.units.clear()
             dissolve(self._root)
 

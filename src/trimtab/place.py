@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trimtab.adapters import AdapterHeader, read_adapter
-from trimtab.apply import Applied, load_onto
+from trimtab.apply import Applied, load_onto, remove
 from trimtab.errors import AdapterFault, PlacementFault, RunningFault
 from trimtab.intake import Intake
 from trimtab.park import Gate, Wrapped
@@ -54,7 +54,6 @@ class Placement:
         self.plan = plan
         self.model: Any = model
         self.applied: dict[str, Applied] = {}
-        self._base = model
         self._rooms = rooms
         self._gate = gate
         self._source = source
@@ -125,13 +124,8 @@ class Placement:
             AdapterFault: TT311, if there is none of that name.
         """
         self._check_adapter(name)
+        self.model = remove(self.model, name)
         del self.applied[name]
-        if self.applied:
-            if self.model.active_adapter == name:
-                self._activate(next(iter(self.applied)))
-            self.model.delete_adapter(name)
-        else:
-            self.model = self.model.unload()
 
     @contextlib.contextmanager
     def using(self, adapter: str | None | EllipsisType = ...) -> Iterator[Any]:
@@ -214,7 +208,7 @@ class Placement:
     def report(self) -> Report:
         """Planned against measured bytes for each tier, and what the adapters changed."""
         self._check_open()
-        return measure(self.plan, self._base, self._rooms, self.applied)
+        return measure(self.plan, self.model, self._rooms, self.applied)
 
     def close(self) -> None:
         """Frees all that the placement holds: weights, slabs, slots, files.

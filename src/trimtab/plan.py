@@ -112,8 +112,8 @@ class Plan:
     """Where each unit of a model rests and runs.
 
     `costs` are the bytes that the device that runs holds beside the weights: `kv_cache`,
-    `transient`, `logits`, `adapters`, `slots`, `context` (the CUDA context). `totals` are bytes
-    per tier, everything counted. `fingerprint` names the checkpoint the plan was made for.
+    `transient`, `logits`, `adapters`, `slots`, `context` (the CUDA context), `bring_in` (room for an
+    idle tower that prompts need). `totals` are bytes per tier, everything counted. `fingerprint` names the checkpoint the plan was made for.
     `storage` is the format of the linears, `dtype` the one that is computed in.
     """
 

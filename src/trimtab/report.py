@@ -52,8 +52,9 @@ def measure(
 ) -> Report:
     """The report of an open placement.
 
-    On a GPU the measured bytes of the device are torch's peak since loading began; on a CPU, and
-    for host memory and disk, they are the bytes of what lies there now.
+    On a GPU the measured bytes of the device are torch's peak since loading began, and the planned
+    ones those without the CUDA context, which torch does not see. On a CPU, and for host memory
+    and disk, they are the bytes of what lies there now.
     """
     measured = {
         "cpu": sum(slab.layout.nbytes for slab in rooms.slabs.values() if slab.tier == "cpu"),
@@ -70,8 +71,12 @@ def measure(
     return Report(
         runs=plan.runs,
         tiers=tuple(
-            TierReport(tier, plan.totals.get(tier, 0), measured.get(tier, 0))
-            for tier in plan.totals
+            TierReport(
+                tier,
+                nbytes - (plan.costs["context"] if tier == plan.runs else 0),
+                measured.get(tier, 0),
+            )
+            for tier, nbytes in plan.totals.items()
         ),
         bytes_per_token=sum(unit.moving_bytes for unit in plan.of_mode("streamed")),
         adapters={

@@ -45,6 +45,8 @@ class Rooms:
     def __init__(self, plan: Plan, outline: Outline, disk_folder: str | Path | None) -> None:
         self.plan = plan
         self.device = device_of(plan.runs)
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
         self.slabs: dict[str, Slab] = {}
         self.held: dict[str, MemorySlab] = {}
         self.homes: dict[str, Home] = {}
@@ -211,6 +213,9 @@ class RingCarrier:
     def give(self, claim: Any) -> None:
         self._ring.give(claim)
 
+    def forget(self) -> None:
+        self._ring.forget()
+
 
 class BringIn:
     """Brings an idle unit in whole, into memory that is had for the call and freed after it."""
@@ -244,6 +249,9 @@ class BringIn:
     def give(self, claim: Any) -> None:
         pass
 
+    def forget(self) -> None:
+        pass
+
 
 class Held:
     """Binds a unit that rests where it runs: to its slab itself, without a copy."""
@@ -255,6 +263,9 @@ class Held:
         return self._joined, None
 
     def give(self, claim: Any) -> None:
+        pass
+
+    def forget(self) -> None:
         pass
 
 

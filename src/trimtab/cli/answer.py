@@ -7,9 +7,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trimtab.cli import quiet
+from trimtab.errors import RunningFault
 
 if TYPE_CHECKING:
     from trimtab.place import Placement
+
+LONGEST = 200
+"""Tokens of an answer, if nobody says how many."""
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 """What a tokenizer makes of a character whose bytes have not all come."""
@@ -64,6 +68,22 @@ def encode(
     encoded = placed.tokenizer(messages, return_tensors="pt")
     kept = ("input_ids", "attention_mask")
     return {key: value.to(placed.device) for key, value in encoded.items() if key in kept}
+
+
+def room(placed: Placement, inputs: dict[str, Any], wished: int | None) -> int:
+    """Tokens that an answer may have: those wished for (200), or what is left of the context.
+
+    Raises:
+        RunningFault: TT606, nothing is left.
+    """
+    prompt, context = int(inputs["input_ids"].shape[-1]), placed.plan.context
+    if prompt >= context:
+        raise RunningFault(
+            "TT606",
+            f"the prompt has {prompt} tokens, and {context} are planned for",
+            fix="plan for more (--context); in a conversation, /reset forgets it",
+        )
+    return min(wished or LONGEST, context - prompt)
 
 
 def generate(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +16,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from trimtab.errors import TrimtabError
+from trimtab.errors import AdapterFault, TrimtabError
 from trimtab.memory import parse_size
 from trimtab.plan import Plan
 
@@ -136,8 +137,8 @@ class Running(Planning):
         _option("The adapter that answers; base: none; default: the first.", metavar="NAME|base"),
     ] = None
     max_new_tokens: Annotated[
-        int, _option("The most tokens of an answer.", min=1, show_default=True)
-    ] = 200
+        int | None, _option("The most tokens of an answer; default: 200, if there is room.", min=1)
+    ] = None
 
     def saved_plan(self) -> Plan | None:
         """The plan of `--plan`, for MODEL; None without one."""
@@ -176,8 +177,6 @@ def adapter_named(name: str, loaded: tuple[str, ...]) -> str | None:
     if name == BASE:
         return None
     if name not in loaded:
-        from trimtab.errors import AdapterFault
-
         raise AdapterFault(
             "TT311",
             f"no adapter named {name!r} is loaded; loaded: {', '.join(loaded) or 'none'}",
@@ -234,10 +233,8 @@ def _free_name(path: str, taken: Mapping[str, str]) -> str:
         last = Path(path).resolve().name
     name = re.sub(r"[^0-9A-Za-z_-]+", "-", last).strip("-") or "adapter"
     name = f"{name}-adapter" if name == BASE else name
-    number = 2
-    while (free := name if number == 2 else f"{name}-{number - 1}") in taken:
-        number += 1
-    return free
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    return next(one for one in names if one not in taken)
 
 
 def spread(options: type[Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

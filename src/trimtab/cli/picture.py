@@ -47,10 +47,11 @@ BRUSHES = {
 def draw(plan: Plan, console: Console) -> None:
     """Prints the whole picture."""
     with console.capture() as captured:
-        console.print(Text(title(plan), style="bold"), soft_wrap=True)
+        console.print(Text(title(plan), style="bold"))
+        asked = f"context {plan.context}, batch {plan.batch}, {' + '.join(plan.modalities)}"
+        console.print(f"{plan.quant}, {plan.dtype}; {asked}")
         console.print()
         console.print(strips(plan, console))
-        console.print(order(plan, console))
         console.print(legend(plan, console))
         console.print(totals(plan))
         console.print(reasons(plan, console))
@@ -61,22 +62,22 @@ def draw(plan: Plan, console: Console) -> None:
 
 
 def title(plan: Plan) -> str:
-    asked = f"context {plan.context}, batch {plan.batch}, {' + '.join(plan.modalities)}"
     # A long path says less than its end.
     name = plan.model if len(plan.model) <= 40 else re.split(r"[/\\]", plan.model.rstrip("/\\"))[-1]
-    return f"{name}  {plan.architecture}, {plan.quant}, {plan.dtype}; {asked}"
+    return f"{name}  {plan.architecture}"
 
 
 def strips(plan: Plan, console: Console) -> Table:
-    """A strip for each tier: what rests there by mode, to the scale of its budget."""
+    """A strip for each tier: what rests there by mode, to the scale of its budget; the units."""
     sizes = {tier: format_sizes(used, budget_of(plan, tier)) for tier, used in used_tiers(plan)}
-    label = _label_width(plan)
+    label = max(len("units"), *map(len, sizes))
     width = max(10, min(console.width, 100) - label - max(map(len, sizes.values())) - 4)
     table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold", max_width=width)
     for tier, size in sizes.items():
-        table.add_row(
-            Text(f"{tier:<{label}}"), strip(plan, tier, width, plain_of(console)), Text(size)
-        )
+        table.add_row(Text(tier), strip(plan, tier, width, plain_of(console)), Text(size))
+    table.add_row("units", order(plan, plain_of(console)), f"{len(plan.units)}, in running order")
     return table
 
 
@@ -116,15 +117,10 @@ def share(amounts: Sequence[int], width: int) -> list[int]:
     return lengths
 
 
-def order(plan: Plan, console: Console) -> Table:
+def order(plan: Plan, plain: bool) -> Text:
     """One character a unit, in the order in which the model runs them."""
-    drawn = Text()
-    for unit in plan.units:
-        brush = BRUSHES[unit.mode]
-        drawn.append(brush.glyph(plain_of(console)), brush.style)
-    table = Table.grid(padding=(0, 2))
-    table.add_row(f"{'units':<{_label_width(plan)}}", drawn, f"{len(plan.units)}, in running order")
-    return table
+    brushes = [BRUSHES[unit.mode] for unit in plan.units]
+    return Text.assemble(*((brush.glyph(plain), brush.style) for brush in brushes))
 
 
 def legend(plan: Plan, console: Console) -> Text:
@@ -164,6 +160,8 @@ def totals(plan: Plan) -> Table:
 def reasons(plan: Plan, console: Console) -> Table:
     """Why: by mode, a row for the units that share a reason."""
     table = Table.grid(padding=(0, 1))
+    table.add_column()
+    table.add_column(overflow="fold")
     for mode in MODES:
         groups: dict[str, list[str]] = defaultdict(list)
         for unit in plan.of_mode(mode):
@@ -218,7 +216,7 @@ def forecast(plan: Plan) -> tuple[str, str]:
 
 
 def used_tiers(plan: Plan) -> list[tuple[str, int]]:
-    """The tiers that have a budget or hold something, and the bytes that are planned there."""
+    """The tier that runs and those that hold something, with the bytes that are planned there."""
     tiers = list(dict.fromkeys((plan.runs, "cpu", "disk")))
     sizes = [(tier, plan.totals.get(tier, 0)) for tier in tiers]
     return [(tier, used) for tier, used in sizes if used or tier == plan.runs]
@@ -240,10 +238,6 @@ def plain_of(console: Console) -> bool:
     except (UnicodeEncodeError, LookupError):
         return True
     return False
-
-
-def _label_width(plan: Plan) -> int:
-    return max(len("units"), *(len(tier) for tier, _ in used_tiers(plan)))
 
 
 def _size(nbytes: int) -> str:

@@ -30,7 +30,11 @@ def command(
 
         decided = plan(**arguments)
     if save is not None:
-        decided.save(save)
+        try:
+            decided.save(save)
+        except OSError as error:
+            said = f"{save} cannot be written: {error.strerror}"
+            raise typer.BadParameter(said, param_hint="--save") from None
     if asked.json:
         print_json(decided.to_dict())
         return

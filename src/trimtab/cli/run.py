@@ -22,7 +22,7 @@ def command(
 ) -> None:
     """Answer one prompt."""
     text = _prompt(prompt)
-    from trimtab.cli.answer import encode, generate, stream_for
+    from trimtab.cli.answer import encode, generate, room, stream_for
     from trimtab.cli.session import opened
 
     with opened(asked) as placed:
@@ -35,7 +35,8 @@ def command(
         stream = stream_for(placed, _silent if asked.json else write)
         adapter = asked.chosen(placed.adapters)
         inputs = encode(placed, text, raw)
-        generate(placed, inputs, stream, adapter=adapter, max_new_tokens=asked.max_new_tokens)
+        tokens = asked.max_new_tokens or room(placed, inputs, None)
+        generate(placed, inputs, stream, adapter=adapter, max_new_tokens=tokens)
         found: dict[str, Any] = {
             "text": stream.text,
             "tokens": stream.tokens,

@@ -6,11 +6,10 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from trimtab.cli.answer import encode, generate, stream_for
+from trimtab.cli.answer import encode, generate, room, stream_for
 from trimtab.cli.options import BASE, adapter_named
 from trimtab.cli.result import console, print_json
 from trimtab.cli.verdict import tell
-from trimtab.errors import RunningFault
 
 if TYPE_CHECKING:
     from trimtab.place import Placement
@@ -31,7 +30,11 @@ class Talk:
     """
 
     def __init__(
-        self, placed: Placement, adapter: str | None, max_new_tokens: int, as_json: bool = False
+        self,
+        placed: Placement,
+        adapter: str | None,
+        max_new_tokens: int | None = None,
+        as_json: bool = False,
     ) -> None:
         self.adapter = adapter
         self.messages: list[dict[str, Any]] = []
@@ -102,7 +105,7 @@ class Talk:
                 inputs,
                 stream,
                 adapter=self.adapter,
-                max_new_tokens=self._room(inputs["input_ids"].shape[-1]),
+                max_new_tokens=room(self._placed, inputs, self._max_new_tokens),
             )
         except KeyboardInterrupt:
             stopped = True
@@ -122,17 +125,6 @@ class Talk:
                     "stopped": stopped,
                 }
             )
-
-    def _room(self, prompt: int) -> int:
-        """Tokens that an answer may have: those asked for, or what is left of the context."""
-        context = self._placed.plan.context
-        if prompt >= context:
-            raise RunningFault(
-                "TT606",
-                f"the conversation has {prompt} tokens, and {context} are planned for",
-                fix="/reset forgets it; --context plans for more",
-            )
-        return min(self._max_new_tokens, context - prompt)
 
     def _choose(self, name: str) -> None:
         if name:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import traceback
@@ -24,7 +25,8 @@ def tell(error: BaseException, *, as_json: bool) -> int:
         return error.exit_code
     if isinstance(error, BrokenPipeError):
         # Nobody reads any more: nothing to say, and nothing for Python to flush when it ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     if quiet.debugging():
         traceback.print_exception(error)
