@@ -53,7 +53,7 @@ def measure(case: dict[str, Any], folder: Path, adapter: Path) -> dict[str, Any]
             smallest: Any = fault.parts["smallest"]
         gpu = int(smallest + (roomy - smallest) * case["share"])
     made = plan(folder, gpu=gpu, **asked)
-    free, total = torch.cuda.mem_get_info()
+    total = torch.cuda.mem_get_info()[1]
     torch.cuda.reset_peak_memory_stats()
     with load(made) as placed:
         loading = peaks()

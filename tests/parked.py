@@ -16,7 +16,7 @@ from trimtab.stream import Ring
 
 
 class Chain:
-    """Layers of 64 x 64 one after another, streamed through a poisoned ring; `true` is its twin.
+    """Units of one 64 x 64 linear each, streamed through a poisoned ring; `true` is its twin.
 
     Args:
         units: how many.
@@ -25,9 +25,9 @@ class Chain:
     """
 
     def __init__(self, units: int = 5, slots: int = 3, name: str = "plain") -> None:
-        self.layers: list[Parked] = [park(name, (64, 64)) for _ in range(units)]
-        self.model = nn.Sequential(*(one.made.module for one in self.layers))
-        self.true = nn.Sequential(*(one.twin.module for one in self.layers))
+        self.layers: list[Parked] = [park(name, (64, 64), seed=i + 1) for i in range(units)]
+        self.model = nn.Sequential(*(nn.Sequential(one.made.module) for one in self.layers))
+        self.true = nn.Sequential(*(nn.Sequential(one.twin.module) for one in self.layers))
         self.ring = Ring([one.slab for one in self.layers], slots, torch.device("cpu"), poison=True)
         self.gate = Gate(self.model)
         self.wrapped: list[Wrapped] = []
@@ -36,7 +36,7 @@ class Chain:
             unit = ParkedUnit(str(number), [layer.parked], carrier)
             self.gate.units.append(unit)
             around = functools.partial(self.gate.through, unit)
-            self.wrapped.append(Wrapped(layer.made.module, around))
+            self.wrapped.append(Wrapped(self.model[number], around))
         whole = Wrapped(self.model, self.gate.passing, whole=torch.device("cpu"))
         self.wrapped.append(whole)
         self.inputs = torch.arange(64.0).sin().to(self.layers[0].made.inputs.dtype)[None]

@@ -38,7 +38,7 @@ def make(name: str, shape: tuple[int, int], device: str, seed: int = 0) -> Made:
     generator = torch.Generator().manual_seed(seed)
     rows, columns = shape
     dtype = torch.float16 if name == "int8" else torch.bfloat16
-    weight = torch.randn(shape, generator=generator).to(dtype)
+    weight = (torch.randn(shape, generator=generator) * columns**-0.5).to(dtype)
     bias = torch.randn(rows, generator=generator).to(dtype).to(device)
     module: Any
     if name == "plain":
@@ -87,14 +87,17 @@ class Parked:
         return self.twin.weight
 
 
-def park(name: str, shape: tuple[int, int] = (64, 128), device: str = "cpu") -> Parked:
+def park(
+    name: str, shape: tuple[int, int] = (64, 128), device: str = "cpu", seed: int = 0
+) -> Parked:
     """A layer of that format, parked as a placement parks it."""
-    made = make(name, shape, device)
+    made = make(name, shape, device, seed)
     dtype = str(made.bias.dtype).removeprefix("torch.")
-    spec = WeightSpec("layer.weight", shape, dtype, name)
+    label = f"layers.{seed}.weight" if seed else "layer.weight"
+    spec = WeightSpec(label, shape, dtype, name)
     slab = RecordingSlab(SlabLayout.of([spec]))
     home = ParkingHome(spec, slab, torch.device(device), torch.clone)
     with torch.no_grad():
         home.receive(made.module, "weight", made.weight)
     assert home.parked is not None
-    return Parked(made, make(name, shape, device), slab, home.parked)
+    return Parked(made, make(name, shape, device, seed), slab, home.parked)

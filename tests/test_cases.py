@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny
 import torch
-from placing import carried_out, placed, planned
 
+import tiny
+from placing import carried_out, placed, planned
 from trimtab.api import load, plan
 from trimtab.errors import PlacementFault, RunningFault
 from trimtab.plan import IDLE, LOOKED_UP, STREAMED

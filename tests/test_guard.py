@@ -354,6 +354,7 @@ def functions() -> Iterator[tuple[str, Callable[..., Any]]]:
             yield name, call
 
 
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("part", range(4))
 def test_no_function_of_torch_is_silently_wrong(part: int) -> None:
     """What a function returns for the real weight, it returns for the parked one, or refuses."""

@@ -26,7 +26,7 @@ LAYERS = (
     ("shape", ["naming", "quantize", "skeleton", "outline", "adapters"]),
     ("decision", ["devicemap", "compat", "fit"]),
     ("decision", ["costs", "drafts", "reasons", "forecast", "planner"]),
-    ("machinery", ["store", "stream", "guard", "park", "intake", "rooms"]),
+    ("machinery", ["store", "stream", "fakes", "guard", "park", "intake", "rooms"]),
     ("action", ["loading", "decode", "adapted", "apply", "report", "place", "attach"]),
     ("entry", ["api"]),
     ("counsel", ["diagnosis"]),
@@ -42,7 +42,7 @@ SURFACE_ONLY = {"typer", "rich", "pydantic", "click"}
 FOREIGN = ("transformers", "peft", "accelerate", "bitsandbytes", "torch")
 
 TORCH_PRIVATE = {
-    "guard": {"_make_subclass", "_pytree", "_C", "_nn", "_parse_to"},
+    "guard": {"_make_subclass", "_pytree", "_C", "_nn", "_parse_to", "_version"},
     "park": {"_parameters", "_buffers", "_modules", "_pytree"},
     "rooms": {"_parameters"},
 }

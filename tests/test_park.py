@@ -1,4 +1,4 @@
-"""Binding and parking: whatever ends a forward, each layer is parked again and the next is right."""
+"""Binding and parking: whatever ends a forward, the layers are parked and the next is right."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_parked_layers_compute_as_resident_ones(name: str, units: int, slots: in
     assert all(chain.runs_right() for _ in range(3))
 
 
-def test_nested_repeated_skipped_and_out_of_order(device: str = "cpu") -> None:
+def test_nested_repeated_skipped_and_out_of_order() -> None:
     chain = Chain(5, 4)
     order = (0, 1, 2, 1, 4, 0, 3, 3)
     x, y = chain.inputs, chain.inputs
@@ -66,7 +66,7 @@ def test_whatever_ends_a_forward_leaves_every_layer_parked(
     kind: type[BaseException], at: int
 ) -> None:
     chain = Chain()
-    handle = chain.model[at].register_forward_hook(hook_that_raises(kind("here")))
+    handle = chain.model[at][0].register_forward_hook(hook_that_raises(kind("here")))
     for _ in range(4):
         with pytest.raises(kind):
             chain.run()
@@ -173,7 +173,7 @@ def test_a_parameter_wrapped_anew_over_the_same_bytes_is_put_back() -> None:
     def wrap(module: nn.Linear, *_: Any) -> None:
         module.weight = nn.Parameter(module.weight.data, requires_grad=False)
 
-    handles = [one.register_forward_hook(wrap) for one in chain.model]
+    handles = [one[0].register_forward_hook(wrap) for one in chain.model]
     assert all(chain.runs_right() for _ in range(3))
     for handle in handles:
         handle.remove()
@@ -182,7 +182,7 @@ def test_a_parameter_wrapped_anew_over_the_same_bytes_is_put_back() -> None:
 @pytest.mark.parametrize("when", ["between", "during"])
 def test_another_parameter_in_its_place_is_refused(when: str) -> None:
     chain = Chain()
-    module, own = chain.model[2], chain.model[2].weight
+    module, own = chain.model[2][0], chain.model[2][0].weight
 
     def replace(*_: Any) -> None:
         module.weight = nn.Parameter(torch.zeros(64, 64), requires_grad=False)
@@ -193,7 +193,7 @@ def test_another_parameter_in_its_place_is_refused(when: str) -> None:
     for _ in range(2):
         with pytest.raises(RunningFault) as caught:
             chain.run()
-        assert (caught.value.code, caught.value.parts["weight"]) == ("TT602", "layer.weight")
+        assert (caught.value.code, caught.value.parts["weight"]) == ("TT602", "layers.3.weight")
         assert not any(slot.busy for slot in chain.ring.slots)
         assert is_guarded(own)
     if handle is not None:
@@ -205,12 +205,12 @@ def test_another_parameter_in_its_place_is_refused(when: str) -> None:
 @pytest.mark.parametrize("change", ["assign", "swap"])
 def test_other_ways_to_replace_a_parameter_are_refused(change: str) -> None:
     chain = Chain()
-    module, other = chain.model[1], nn.Parameter(torch.zeros(64, 64), requires_grad=False)
+    module, other = chain.model[1][0], nn.Parameter(torch.zeros(64, 64), requires_grad=False)
     if change == "assign":
         module.load_state_dict({"weight": other, "bias": module.bias}, assign=True)
     else:
         torch.utils.swap_tensors(module.weight, other)
-    with pytest.raises(RunningFault, match="layer.weight is parked, and another parameter"):
+    with pytest.raises(RunningFault, match="is parked, and another parameter"):
         chain.run()
 
 
@@ -219,7 +219,7 @@ def test_loading_into_a_parked_weight_is_refused() -> None:
     state = {name: torch.zeros_like(one) for name, one in chain.true.state_dict().items()}
     with pytest.raises(RuntimeError, match="which is parked"):
         chain.model.load_state_dict(state)
-    assert torch.equal(chain.model[0].weight.float(), chain.true[0].weight.float())
+    assert torch.equal(chain.model[0][0].weight.float(), chain.true[0][0].weight.float())
 
 
 # ----------------------------------------------------------------------------- the wrapping

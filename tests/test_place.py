@@ -1,4 +1,4 @@
-"""The matrix: format x placement x kind of adapter, equal to the all-resident model to the last bit."""
+"""The matrix: format x placement x kind of adapter, to the last bit the all-resident model's."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import tiny
 import torch
+
+import tiny
 from placing import AWAY, placed
 
 QUANTS = ("none", "nf4", "nf4-dq", "int8")
@@ -65,9 +66,7 @@ def check(name: str, quant: str, where: str, kind: str, device: str, tier: str =
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("where", AWAY)
 @pytest.mark.parametrize("quant", QUANTS)
-def test_gemma4_equals_the_resident_model(
-    quant: str, where: str, kind: str, device: str
-) -> None:
+def test_gemma4_equals_the_resident_model(quant: str, where: str, kind: str, device: str) -> None:
     check("gemma4", quant, where, kind, device)
 
 

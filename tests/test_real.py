@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny
 import torch
 
+import tiny
 from trimtab.api import load, plan
 from trimtab.place import Placement
 from trimtab.plan import STREAMED
@@ -40,7 +40,8 @@ def found(request: pytest.FixtureRequest, smollm2: Path) -> Iterator[Placement]:
 
 
 def test_facts_stay_right(found: Placement) -> None:
-    assert found.generate(JAPAN, adapter=None, max_new_tokens=16) == "The capital of Japan is Tokyo."
+    answer = found.generate(JAPAN, adapter=None, max_new_tokens=16)
+    assert answer == "The capital of Japan is Tokyo."
     assert "Paris" in found.generate(FRANCE, adapter=None, max_new_tokens=16)
 
 

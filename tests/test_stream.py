@@ -201,8 +201,9 @@ def test_a_forgotten_slot_is_free_again() -> None:
     made = slabs(4)
     ring = Ring(made, 2, CPU)
     ring.take(0), ring.take(2)
-    ring.forget()
-    assert [(slot.busy, slot.holds) for slot in ring.slots] == [(False, None)] * 2
+    ring.forget(0)
+    assert [(slot.busy, slot.holds) for slot in ring.slots] == [(False, None), (True, 2)]
+    ring.forget(2)
     run(ring, made, [3, 0, 1, 2])
 
 
@@ -269,7 +270,7 @@ class WithoutMark(Ring):
     def give(self, number: int) -> None:
         lane: Any = self._lane
         before = self.slots[number].used
-        lane.mark = lambda: before
+        lane.mark = lambda: before  # an earlier use's
         try:
             super().give(number)
         finally:

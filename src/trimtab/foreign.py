@@ -157,6 +157,7 @@ def keep_four_bit_unpacked(model: torch.nn.Module) -> None:
     The repacked state does not survive a `state_dict`, which PEFT calls for each adapter
     (bitsandbytes 0.49.2 to 0.50.2).
     """
+    module: Any
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False

@@ -55,10 +55,9 @@ class Source:
 
     def parameter(self, guarded: torch.Tensor) -> torch.Tensor:
         """A private copy of the whole parameter, of the class it has when it is not parked."""
-        with torch.inference_mode(False):
-            joined = self.storage.join(self.read(), self.recipe)
         plain = plain_class(type(guarded))
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch.inference_mode(False), torch._C.DisableTorchFunctionSubclass():
+            joined = self.storage.join(self.read(), self.recipe)
             private: torch.Tensor = torch.Tensor._make_subclass(
                 plain, data_of(joined), guarded.requires_grad
             )
@@ -185,9 +184,7 @@ _STORAGE = {
 }  # fmt: skip
 
 
-def _guarded_call(
-    cls: type, func: Any, types: Any, args: Any = (), kwargs: Any = None
-) -> Any:
+def _guarded_call(cls: type, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
     kwargs = kwargs or {}
     first: Any = args[0] if args else next(iter(kwargs.values()), None)
     if func in _PASS:
@@ -276,8 +273,10 @@ def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         *[materialize(a) if is_guarded(a) else a for a in args],
         **{key: value for key, value in kwargs.items() if key != "copy"},
     )
-    stays = device is None or torch.device(device) == self.device or (
-        torch.device(device).index is None and torch.device(device).type == self.device.type
+    stays = (
+        device is None
+        or torch.device(device) == self.device
+        or (torch.device(device).index is None and torch.device(device).type == self.device.type)
     )
     if stays and dtype in (None, self.dtype) and not kwargs.get("copy"):
         return self
@@ -291,4 +290,3 @@ def _read_state(self: torch.Tensor) -> Any:
 
 def _refuse_state(self: torch.Tensor, value: object) -> None:
     raise refuse_write(self, "setting quant_state")
-

@@ -86,7 +86,7 @@ class Hardware:
             ram_total=ram.total,
             ram_available=ram.available,
             disk_free=shutil.disk_usage(folder).free,
-            link_gbps=_link_gbps() if cuda else None,
+            link_gbps=measured_link_gbps() if cuda else None,
             device_gbps=_device_gbps() if cuda else None,
             cpu_gbps=_cpu_gbps(),
             cores=os.cpu_count() or 1,
@@ -135,7 +135,8 @@ def _gpu(index: int) -> Gpu:
 
 
 @functools.cache
-def _link_gbps() -> float:
+def measured_link_gbps() -> float:
+    """Bandwidth from pinned host memory to the first GPU, in 1e9 bytes a second."""
     import torch
 
     size = 64 * MiB

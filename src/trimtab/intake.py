@@ -80,7 +80,9 @@ class TableHome:
         self.received = False
 
     def receive(self, module: torch.nn.Module, attribute: str, weight: torch.nn.Parameter) -> None:
-        if tuple(weight.shape) != self.spec.shape or weight.dtype != getattr(torch, self.spec.dtype):
+        if tuple(weight.shape) != self.spec.shape or weight.dtype != getattr(
+            torch, self.spec.dtype
+        ):
             raise FormatFault(
                 "TT508",
                 f"{self.spec.name} was planned as {list(self.spec.shape)} {self.spec.dtype} and "

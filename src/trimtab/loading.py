@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -118,7 +117,7 @@ def first_line(error: BaseException) -> str:
 
 
 def settle(model: PreTrainedModel, plan: Plan) -> contextlib.ExitStack:
-    """Makes a loaded model ready to run; the stack it returns undoes what is not the model's own."""
+    """Makes a loaded model ready to run; the stack undoes what is not the model's own."""
     undo = contextlib.ExitStack()
     model.eval().requires_grad_(False)
     # transformers compiles a model with a static cache, and cannot see that layers are streamed.

@@ -43,7 +43,7 @@ class Carrier(Protocol):
         """The unit has run: the memory of `claim` is free."""
 
     def forget(self) -> None:
-        """Whatever was taken and not given is free: an interrupt came between."""
+        """What was taken is free, though nobody has its claim: `take` did not end."""
 
 
 class _NoCarrier:
@@ -53,6 +53,9 @@ class _NoCarrier:
         raise PlacementFault("TT208", "the placement of this unit is closed")
 
     def give(self, claim: Any) -> None:
+        pass
+
+    def forget(self) -> None:
         pass
 
 
@@ -175,6 +178,8 @@ class ParkedUnit:
     def enter(self) -> None:
         self._depth += 1
         if self._depth == 1:
+            if self._touched:
+                self._park()
             self._touched = True
             self._joined, self._claim = self._carrier.take()
             for weight in self.weights:
@@ -190,10 +195,7 @@ class ParkedUnit:
         """Parks a unit that an interrupt left entered, or partly parked."""
         if self._touched:
             self._depth = 0
-            try:
-                self._park()
-            finally:
-                self._carrier.forget()
+            self._park()
 
     def close(self) -> None:
         """Lets go of the weights and of what they could be bound to."""
@@ -207,7 +209,9 @@ class ParkedUnit:
             except RunningFault as error:
                 fault = fault or error
         claim, self._joined, self._claim = self._claim, {}, None
-        if claim is not None:
+        if claim is None:
+            self._carrier.forget()
+        else:
             self._carrier.give(claim)
         self._touched = False
         if fault is not None:
@@ -220,7 +224,6 @@ class Gate:
     def __init__(self, root: torch.nn.Module) -> None:
         self._root = root
         self._lock = threading.RLock()
-        self._depth = 0
         self.units: list[ParkedUnit] = []
         self.closed = False
 
@@ -233,12 +236,12 @@ class Gate:
         """
         if self.closed:
             raise PlacementFault("TT208", "the placement of this model is closed")
-        with self._counted() as outermost:
+        with self._lock:
+            self.heal()
             try:
                 yield
             except BaseException:
-                if outermost:
-                    foreign.drop_mixed_batch_hooks(self._root)
+                foreign.drop_mixed_batch_hooks(self._root)
                 raise
 
     @contextlib.contextmanager
@@ -246,25 +249,12 @@ class Gate:
         """Around a call of one unit."""
         if self.closed:
             raise PlacementFault("TT208", f"the placement of {unit.name} is closed")
-        with self._counted():
+        with self._lock:
             try:
                 unit.enter()
                 yield
             finally:
                 unit.leave()
-
-    @contextlib.contextmanager
-    def _counted(self) -> Any:
-        """Says whether this call is the outermost; then what an earlier one left is healed."""
-        with self._lock:
-            before = self._depth
-            if before == 0:
-                self.heal()
-            try:
-                self._depth = before + 1
-                yield before == 0
-            finally:
-                self._depth = before
 
     def heal(self) -> None:
         for unit in self.units:
@@ -311,7 +301,9 @@ class Wrapped:
                 fix="load the model fresh; for a model that accelerate placed use trimtab.attach",
             )
         self._module = module
-        self._around = torch.compiler.disable(around)
+        self._around = around
+        # Dynamo must see neither guarded parameters nor their binding.
+        self._call = torch.compiler.disable(self._run)
         self._method = method
         self._whole = whole
         self._own = getattr(module, method)
@@ -319,6 +311,9 @@ class Wrapped:
         module.__dict__[method] = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call(*args, **kwargs)
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
         if self._whole is not None:
             args, kwargs = moved(args, self._whole), moved(kwargs, self._whole)
         with self._around():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import EllipsisType, TracebackType
@@ -13,7 +14,7 @@ import torch
 
 from trimtab.adapters import AdapterHeader, read_adapter
 from trimtab.apply import Applied, load_onto, remove
-from trimtab.errors import AdapterFault, PlacementFault, RunningFault
+from trimtab.errors import AdapterFault, MemoryFault, PlacementFault, RunningFault
 from trimtab.intake import Intake
 from trimtab.park import Gate, Wrapped
 from trimtab.plan import Plan
@@ -59,6 +60,7 @@ class Placement:
         self._source = source
         self._shutdown = shutdown
         self._processor: Any = None
+        self._pace: float | None = None
 
     @property
     def device(self) -> torch.device:
@@ -85,6 +87,7 @@ class Placement:
     def tokenizer(self) -> Any:
         return getattr(self.processor, "tokenizer", self.processor)
 
+    @torch.inference_mode(False)  # what is made inside one cannot be written to outside
     def add_adapter(
         self,
         name: str,
@@ -128,7 +131,7 @@ class Placement:
         del self.applied[name]
 
     @contextlib.contextmanager
-    def using(self, adapter: str | None | EllipsisType = ...) -> Iterator[Any]:
+    def using(self, adapter: str | EllipsisType | None = ...) -> Iterator[Any]:
         """The model with that adapter active, `None` for the base, `...` for whatever is active.
 
         What was active before is active again afterwards.
@@ -156,7 +159,7 @@ class Placement:
         self,
         messages: str | list[dict[str, Any]],
         *,
-        adapter: str | None | EllipsisType = ...,
+        adapter: str | EllipsisType | None = ...,
         max_new_tokens: int = 200,
         **options: Any,
     ) -> str:
@@ -171,13 +174,29 @@ class Placement:
 
         Raises:
             RunningFault: TT606, if prompt and answer exceed the context that was planned.
+            MemoryFault: TT404, if the GPU has less memory than the plan counts on.
         """
         inputs = self.encode(messages)
         self.check_length(inputs["input_ids"], max_new_tokens)
-        with self.using(adapter) as model:
+        start = time.perf_counter()
+        with self.using(adapter) as model, self.running():
             tokens = model.generate(**inputs, max_new_tokens=max_new_tokens, **options)
-        fresh = tokens[0, inputs["input_ids"].shape[-1] :]
+            fresh = tokens[0, inputs["input_ids"].shape[-1] :].cpu()
+        self._pace = len(fresh) / (time.perf_counter() - start)
         return str(self.tokenizer.decode(fresh, skip_special_tokens=True))
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Around a call of the model: running out of GPU memory is said as TT404."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            raise MemoryFault(
+                "TT404",
+                f"{self.plan.runs} ran out of memory while {self.plan.model} was running",
+                why=str(error).splitlines()[0],
+                fix="another program may use the GPU: plan again with a smaller --gpu",
+            ) from error
 
     def encode(self, messages: str | list[dict[str, Any]]) -> dict[str, Any]:
         """Model inputs on the device that runs, `input_ids` of shape [1, tokens] among them."""
@@ -208,7 +227,7 @@ class Placement:
     def report(self) -> Report:
         """Planned against measured bytes for each tier, and what the adapters changed."""
         self._check_open()
-        return measure(self.plan, self.model, self._rooms, self.applied)
+        return measure(self.plan, self.model, self._rooms, self.applied, self._pace)
 
     def close(self) -> None:
         """Frees all that the placement holds: weights, slabs, slots, files.
@@ -247,6 +266,7 @@ class Placement:
             raise AdapterFault("TT311", f"no adapter named {name!r} is loaded; loaded: {loaded}")
 
 
+@torch.inference_mode(False)
 def place(
     plan: Plan,
     outline: Outline,

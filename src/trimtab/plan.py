@@ -39,7 +39,7 @@ class WeightSpec:
 
     @property
     def moves(self) -> bool:
-        """Whether the weight may leave the device: parameters of one dimension stay (decision 1)."""
+        """Whether the weight may leave the device: parameters of one dimension stay."""
         return len(self.shape) > 1
 
 
@@ -85,7 +85,7 @@ class PlacedUnit:
 
 @dataclass(frozen=True)
 class PlannedAdapter:
-    """An adapter that the plan counts: `nbytes` in the dtype PEFT gives it, on the device that runs."""
+    """An adapter that the plan counts: `nbytes` in the dtype PEFT gives it, where the model runs."""
 
     name: str
     source: str
@@ -112,8 +112,9 @@ class Plan:
     """Where each unit of a model rests and runs.
 
     `costs` are the bytes that the device that runs holds beside the weights: `kv_cache`,
-    `transient`, `logits`, `adapters`, `slots`, `context` (the CUDA context), `bring_in` (room for an
-    idle tower that prompts need). `totals` are bytes per tier, everything counted. `fingerprint` names the checkpoint the plan was made for.
+    `transient`, `logits`, `adapters`, `slots`, `context` (the CUDA context), `allocator` (torch's
+    own), `bring_in` (room for an idle tower that prompts need). `totals` are bytes per tier,
+    everything counted. `fingerprint` names the checkpoint the plan was made for.
     `storage` is the format of the linears, `dtype` the one that is computed in.
     """
 

@@ -119,7 +119,7 @@ def _check_modalities(outline: Outline, modalities: Sequence[str]) -> None:
             raise RunningFault(
                 "TT607",
                 f"a {outline.architecture} does not take the modality {one!r}",
-                fix=f"of {', '.join(name for name in MODALITIES if name in known)}",
+                fix=f"one of {', '.join(name for name in MODALITIES if name in known)}",
             )
 
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trimtab.guard import is_guarded
-from trimtab.plan import Plan
+from trimtab.hardware import measured_link_gbps
+from trimtab.plan import LOOKED_UP, STREAMED, Plan
 
 if TYPE_CHECKING:
     from trimtab.apply import Applied
@@ -33,7 +34,7 @@ class Report:
     `bytes_per_token` are the streamed bytes of one forward. `adapters` says for each adapter how
     many modules it changed and how many tensors of its file are used. `share_of_link` is the
     streamed bytes over what the measured link could have moved in the time of the last answer;
-    None while nothing was measured.
+    None while there was none, and on a CPU. `pageable` are bytes that should have been pinned.
     """
 
     runs: str
@@ -48,20 +49,25 @@ class Report:
 
 
 def measure(
-    plan: Plan, model: torch.nn.Module, rooms: Rooms, applied: Mapping[str, Applied]
+    plan: Plan,
+    model: torch.nn.Module,
+    rooms: Rooms,
+    applied: Mapping[str, Applied],
+    pace: float | None,
 ) -> Report:
     """The report of an open placement.
 
     On a GPU the measured bytes of the device are torch's peak since loading began, and the planned
     ones those without the CUDA context, which torch does not see. On a CPU, and for host memory
-    and disk, they are the bytes of what lies there now.
+    and disk, they are the bytes of what lies there now. `pace` is the tokens per second of the
+    last answer.
     """
     measured = {
         "cpu": sum(slab.layout.nbytes for slab in rooms.slabs.values() if slab.tier == "cpu"),
         "disk": sum(slab.layout.nbytes for slab in rooms.slabs.values() if slab.tier == "disk"),
     }
     for unit in plan.units:
-        if unit.mode == "looked up":
+        if unit.mode == LOOKED_UP:
             held = [rooms.tables[name] for name in unit.moving]
             measured[unit.rests] += sum(one.numel() for one in held)
     if rooms.device.type == "cuda":
@@ -78,12 +84,22 @@ def measure(
             )
             for tier, nbytes in plan.totals.items()
         ),
-        bytes_per_token=sum(unit.moving_bytes for unit in plan.of_mode("streamed")),
+        bytes_per_token=sum(unit.moving_bytes for unit in plan.of_mode(STREAMED)),
         adapters={
-            name: {"modules": len(one.modules), "tensors": one.tensors} for name, one in applied.items()
+            name: {"modules": len(one.modules), "tensors": one.tensors}
+            for name, one in applied.items()
         },
+        share_of_link=share_of_link(plan, pace),
         pageable=rooms.pageable,
     )
+
+
+def share_of_link(plan: Plan, pace: float | None) -> float | None:
+    """Bytes that the last answer brought in over what the measured link moves in its time."""
+    streamed = sum(one.moving_bytes for one in plan.of_mode(STREAMED) if one.rests == "cpu")
+    if pace is None or not streamed or plan.runs == "cpu":
+        return None
+    return pace * streamed / (measured_link_gbps() * 1e9)
 
 
 def live_bytes(model: torch.nn.Module, rooms: Rooms) -> int:

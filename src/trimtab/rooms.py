@@ -94,9 +94,7 @@ class Rooms:
         }
         for unit in self.plan.of_mode(IDLE):
             if unit.name in self.slabs:
-                carriers[unit.name] = BringIn(
-                    unit, self.slabs[unit.name], weights[unit.name], self
-                )
+                carriers[unit.name] = BringIn(unit, self.slabs[unit.name], weights[unit.name], self)
         for name, slab in self.held.items():
             carriers[name] = Held(slab, weights[name])
         self.homes.clear()
@@ -128,9 +126,7 @@ class Rooms:
     ) -> None:
         parked = [unit for unit in plan.of_mode(STREAMED, IDLE) if unit.moving]
         tables = plan.of_mode(LOOKED_UP)
-        layouts = {
-            unit.name: SlabLayout.of(specs[name] for name in unit.moving) for unit in parked
-        }
+        layouts = {unit.name: SlabLayout.of(specs[name] for name in unit.moving) for unit in parked}
         folder = None
         if any(unit.rests == "disk" for unit in (*parked, *tables)):
             folder = DiskFolder(disk_folder)
@@ -214,7 +210,7 @@ class RingCarrier:
         self._ring.give(claim)
 
     def forget(self) -> None:
-        self._ring.forget()
+        self._ring.forget(self._number)
 
 
 class BringIn:
@@ -307,4 +303,3 @@ def out_of_memory(unit: str, nbytes: int) -> Any:
             fix="plan with a smaller --cpu budget",
             needed=nbytes,
         ) from error
-

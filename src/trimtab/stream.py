@@ -146,18 +146,19 @@ class Ring:
         """The computation is done with the slot: its next slab may come."""
         slot = self.slots[number]
         index = slot.holds
-        slot.busy = False
         if self._poison:
-            slot.buffer.fill_(0xFF)
             slot.holds = None
+            slot.buffer.fill_(0xFF)
         slot.used = self._lane.mark()
+        slot.busy = False
         if index is not None:
             self._ahead(index)
 
-    def forget(self) -> None:
-        """Lets every slot go, whoever held it: after a forward that did not end."""
+    def forget(self, index: int) -> None:
+        """Lets go the slot that slab `index` was taken in, if an interrupt lost its number."""
         for slot in self.slots:
-            slot.busy, slot.holds, slot.used = False, None, self._lane.mark()
+            if slot.busy and slot.holds in (index, None):
+                slot.busy, slot.holds, slot.used = False, None, self._lane.mark()
 
     def close(self) -> None:
         self.slots = []

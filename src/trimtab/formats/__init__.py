@@ -12,7 +12,8 @@ from trimtab.memory import align
 ALIGNMENT = 256
 """Bytes that each tensor of a slab is aligned to: what CUDA's own allocator promises."""
 
-FORMATS: dict[str, Format] = {one.name: one for one in (Plain(), *FOUR_BIT, Int8())}
+_ALL: tuple[Format, ...] = (Plain(), *FOUR_BIT, Int8())
+FORMATS = {one.name: one for one in _ALL}
 
 
 def by_name(name: str) -> Format:

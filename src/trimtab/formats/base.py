@@ -26,7 +26,7 @@ DTYPE_BYTES = {
 
 @dataclass(frozen=True)
 class Component:
-    """One plain tensor of a stored weight: `key` within the weight, shape, dtype by torch's name."""
+    """One plain tensor of a stored weight: its key there, its shape, torch's name of its dtype."""
 
     key: str
     shape: tuple[int, ...]
@@ -42,8 +42,9 @@ class Format(Protocol):
 
     A format is stateless. `split` gives the moving parts, in the order and with the shapes of
     `layout`; what is the same for each weight of a kind (code books) stays in the recipe that
-    `split` returns beside them, one copy by `share`. `join` makes, from views of a buffer and the recipe, what `bind`
-    can put into the module in a few attribute writes; it is called once per slot, not per forward.
+    `split` returns beside them, one copy by `share`. `join` makes, from views of a buffer and the
+    recipe, what `bind` can put into the module in a few attribute writes; it is called once per
+    slot, not per forward.
     """
 
     name: str
@@ -53,17 +54,15 @@ class Format(Protocol):
     def constant_bytes(self, shape: tuple[int, ...]) -> int: ...
 
     def split(
-        self, module: torch.nn.Module, parameter: torch.nn.Parameter, share: Share
+        self, module: Any, parameter: Any, share: Share
     ) -> tuple[dict[str, torch.Tensor], Any]: ...
 
     def join(self, parts: dict[str, torch.Tensor], recipe: Any) -> Any: ...
 
-    def bind(self, module: Any, parameter: torch.nn.Parameter, joined: Any) -> None:
+    def bind(self, module: Any, parameter: Any, joined: Any) -> None:
         """Makes the weight compute from `joined`."""
 
-    def release(
-        self, module: Any, parameter: torch.nn.Parameter, bare: torch.Tensor, guards: Guards
-    ) -> None:
+    def release(self, module: Any, parameter: Any, bare: torch.Tensor, guards: Guards) -> None:
         """Leaves nothing of `joined` in the module.
 
         `bare` becomes the parameter's data; `guards` stand for the other tensors of `layout`.

@@ -1,8 +1,8 @@
 """bitsandbytes NF4 and FP4, with and without double quantization.
 
 Sizes: QLoRA (Dettmers et al. 2023), section 3, and `bitsandbytes.functional.quantize_4bit`: two
-weights a byte, one absmax for 64 weights in float32; with double quantization the absmax are 8 bits,
-one float32 for 256 of them, and one float32 offset for all.
+weights a byte, one absmax for 64 weights in float32; with double quantization the absmax are 8
+bits, one float32 for 256 of them, and one float32 offset for all.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class FourBit:
         return 64 + (1024 if self.nested else 0)
 
     def split(
-        self, module: torch.nn.Module, parameter: torch.nn.Parameter, share: Share
+        self, module: Any, parameter: Any, share: Share
     ) -> tuple[dict[str, torch.Tensor], Any]:
-        state: Any = parameter.quant_state
+        state = parameter.quant_state
         parts = {"data": parameter.data, "absmax": state.absmax}
         if self.nested:
             parts["nested_absmax"] = state.state2.absmax
@@ -101,14 +101,11 @@ class FourBit:
         )
         return parts["data"], state
 
-    def bind(self, module: Any, parameter: torch.nn.Parameter, joined: Any) -> None:
-        target: Any = parameter
-        target.data, target.quant_state = joined
+    def bind(self, module: Any, parameter: Any, joined: Any) -> None:
+        parameter.data, parameter.quant_state = joined
         module.quant_state = joined[1]
 
-    def release(
-        self, module: Any, parameter: torch.nn.Parameter, bare: torch.Tensor, guards: Guards
-    ) -> None:
+    def release(self, module: Any, parameter: Any, bare: torch.Tensor, guards: Guards) -> None:
         parameter.data = bare
         parameter.__dict__["quant_state"] = module.quant_state = None
 

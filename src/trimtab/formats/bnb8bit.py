@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Int8:
-    """An `Int8Params` weight of a `Linear8bitLt`, which computes from its state, not from its weight."""
+    """An `Int8Params` weight; its `Linear8bitLt` computes from its state, not from its weight."""
 
     name = "int8"
 
@@ -22,25 +22,21 @@ class Int8:
         return 0
 
     def split(
-        self, module: torch.nn.Module, parameter: torch.nn.Parameter, share: Share
+        self, module: Any, parameter: Any, share: Share
     ) -> tuple[dict[str, torch.Tensor], Any]:
-        state: Any = getattr(module, "state", None)
-        rows = parameter.SCB if parameter.SCB is not None else state.SCB
+        rows = module.state.SCB if parameter.SCB is None else parameter.SCB
         return {"CB": parameter.data, "SCB": rows}, None
 
     def join(self, parts: dict[str, torch.Tensor], recipe: Any) -> Any:
         return parts["CB"], parts["SCB"]
 
-    def bind(self, module: Any, parameter: torch.nn.Parameter, joined: Any) -> None:
-        target: Any = parameter
-        target.data, module.state.CB, module.state.SCB = joined[0], *joined
+    def bind(self, module: Any, parameter: Any, joined: Any) -> None:
+        module.state.CB, module.state.SCB = joined
+        parameter.data = joined[0]
         # Else the layer's first forward takes these, and loses the state's.
-        target.CB = target.SCB = None
+        parameter.CB = parameter.SCB = None
 
-    def release(
-        self, module: Any, parameter: torch.nn.Parameter, bare: torch.Tensor, guards: Guards
-    ) -> None:
-        target: Any = parameter
-        target.data = bare
-        target.CB = target.SCB = None
+    def release(self, module: Any, parameter: Any, bare: torch.Tensor, guards: Guards) -> None:
+        parameter.data = bare
+        parameter.CB = parameter.SCB = None
         module.state.CB, module.state.SCB = guards["CB"], guards["SCB"]

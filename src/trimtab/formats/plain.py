@@ -22,17 +22,15 @@ class Plain:
         return 0
 
     def split(
-        self, module: torch.nn.Module, parameter: torch.nn.Parameter, share: Share
+        self, module: Any, parameter: Any, share: Share
     ) -> tuple[dict[str, torch.Tensor], Any]:
         return {"data": parameter.data}, None
 
     def join(self, parts: dict[str, torch.Tensor], recipe: Any) -> Any:
         return parts["data"]
 
-    def bind(self, module: Any, parameter: torch.nn.Parameter, joined: Any) -> None:
+    def bind(self, module: Any, parameter: Any, joined: Any) -> None:
         parameter.data = joined
 
-    def release(
-        self, module: Any, parameter: torch.nn.Parameter, bare: torch.Tensor, guards: Guards
-    ) -> None:
+    def release(self, module: Any, parameter: Any, bare: torch.Tensor, guards: Guards) -> None:
         parameter.data = bare
