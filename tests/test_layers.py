@@ -27,7 +27,7 @@ LAYERS = (
     ("decision", ["devicemap", "compat", "fit"]),
     ("decision", ["costs", "drafts", "reasons", "forecast", "planner"]),
     ("machinery", ["store", "stream", "fakes", "guard", "park", "intake", "rooms"]),
-    ("action", ["loading", "decode", "adapted", "apply", "report", "place", "attach"]),
+    ("action", ["loading", "decode", "adapted", "apply", "merging", "report", "place", "attach"]),
     ("entry", ["api"]),
     ("counsel", ["diagnosis"]),
     ("package", ["__init__"]),
@@ -51,7 +51,7 @@ TORCH_PRIVATE = {
 OURS = "_trim_"
 """Attributes that we give to other libraries' objects begin so."""
 
-WHOLE = {"layers", "matrix", "cases", "real", "package"}
+WHOLE = {"layers", "matrix", "place_mechanisms", "cases", "real", "package"}
 """Tests of more than one file: `test_<name>.py` without a `<name>.py`."""
 
 MAX_FILE, MAX_FUNCTION = 400, 60

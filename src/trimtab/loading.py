@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,6 +37,7 @@ def load_model(
 
     quantization = None
     if checkpoint.quantization is None:
+        check_headers(checkpoint, outline)
         quantization = quantization_config(plan.quant, plan.dtype)
     device_map: dict[str, Any] = {"": rooms.device}
     if rooms.device.type == "cuda" and rooms.tables:
@@ -51,6 +52,7 @@ def load_model(
             device_map=device_map,
             quantization_config=quantization,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # else it raises with a table and no names
             **options,
         )
     check_loaded(said, plan, {alias for alias, _ in outline.ties})
@@ -71,14 +73,25 @@ def check_loaded(said: Mapping[str, Any], plan: Plan, tied: set[str]) -> None:
         )
     if said["mismatched_keys"]:
         name, found, wanted = min(said["mismatched_keys"], key=lambda one: one[0])
-        raise FormatFault(
-            "TT506",
-            f"{name} has the shape {list(found)} in {plan.model}, the config asks for "
-            f"{list(wanted)}",
-            fix="use the config that belongs to these weights",
-        )
+        raise wrong_shape(name, found, wanted, plan.model)
     if said.get("error_msgs"):
         raise FormatFault("TT502", f"{plan.model} cannot be loaded: {said['error_msgs']}")
+
+
+def check_headers(checkpoint: Checkpoint, outline: Outline) -> None:
+    """Raises if a tensor that is to be quantized has the wrong shape: quantizers take any."""
+    for spec in (weight for unit in outline.units for weight in unit.weights):
+        tensor = checkpoint.tensors.get(spec.name)
+        if tensor is not None and spec.storage != "plain" and tensor.shape != spec.shape:
+            raise wrong_shape(spec.name, tensor.shape, spec.shape, checkpoint.source)
+
+
+def wrong_shape(name: str, found: Sequence[int], wanted: Sequence[int], model: str) -> FormatFault:
+    return FormatFault(
+        "TT506",
+        f"{name} has the shape {list(found)} in {model}, the config asks for {list(wanted)}",
+        fix="use the config that belongs to these weights",
+    )
 
 
 @contextlib.contextmanager

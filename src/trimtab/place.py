@@ -16,6 +16,7 @@ from trimtab.adapters import AdapterHeader, read_adapter
 from trimtab.apply import Applied, load_onto, remove
 from trimtab.errors import AdapterFault, MemoryFault, PlacementFault, RunningFault
 from trimtab.intake import Intake
+from trimtab.merging import allow_merging, refuse_merging
 from trimtab.park import Gate, Wrapped
 from trimtab.plan import Plan
 from trimtab.report import Report, measure
@@ -117,6 +118,7 @@ class Placement:
             allow_unused=allow_unused,
             allow_other_base=allow_other_base,
         )
+        refuse_merging(self.model)
         self.applied[name] = applied
         return applied
 
@@ -237,6 +239,7 @@ class Placement:
         if not self._gate.closed:
             self._gate.close()
             self._shutdown.close()
+            allow_merging(self.model)
             self.model = None
 
     def __enter__(self) -> Placement:

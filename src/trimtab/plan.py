@@ -85,7 +85,7 @@ class PlacedUnit:
 
 @dataclass(frozen=True)
 class PlannedAdapter:
-    """An adapter that the plan counts: `nbytes` in the dtype PEFT gives it, where the model runs."""
+    """An adapter that the plan counts: `nbytes` in the dtype that PEFT gives it."""
 
     name: str
     source: str
