@@ -12,13 +12,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules import module as torch_module
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from transformers import modeling_utils
 
 import tiny
+from alive import LiveBytes
 from placing import carried_out, placed, planned
 from trimtab.api import plan
 from trimtab.errors import FormatFault
@@ -130,6 +128,8 @@ def test_no_hook_no_map_and_no_meta_tensor_is_left(name: str) -> None:
         assert not any(one.is_meta for one in placement.model.parameters())
         assert not any(one.is_meta for one in placement.model.buffers())
         assert not any(one.requires_grad for one in placement.model.parameters())
+        # Norms and biases stay, wherever their unit rests.
+        assert not any(is_guarded(one) for one in placement.model.parameters() if one.ndim < 2)
     assert global_state() == before
 
 
@@ -255,25 +255,6 @@ def test_a_load_that_fails_leaves_nothing_behind(
 
 
 # ------------------------------------------------------------------------------- bounded memory
-
-
-class LiveBytes(TorchDispatchMode):
-    """The most bytes of tensors that were alive at a time, of those that an operation touched."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.alive: dict[int, tuple[StorageWeakRef, int]] = {}
-        self.peak = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for one in tree_leaves((args, kwargs, out)):
-            if isinstance(one, torch.Tensor) and not one.is_meta:
-                storage = one.untyped_storage()
-                self.alive[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
-        self.alive = {key: one for key, one in self.alive.items() if not one[0].expired()}
-        self.peak = max(self.peak, sum(nbytes for _, nbytes in self.alive.values()))
-        return out
 
 
 def extra_of_loading(folder: Path, quant: str, device: str) -> tuple[int, Placement]:

@@ -28,8 +28,7 @@ def run(model: Any, inputs: dict[str, torch.Tensor]) -> Outputs:
         logits = model(**inputs).logits
         with model.disable_adapter():
             base = model(**inputs).logits
-        tokens = model.generate(**inputs, max_new_tokens=8, do_sample=False)
-    return Outputs(logits, base, tokens)
+    return Outputs(logits, base, tiny.tokens(model, inputs))
 
 
 @functools.cache

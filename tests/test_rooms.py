@@ -77,6 +77,7 @@ def test_closing_frees_all_though_the_model_is_held(
     with pytest.raises(PlacementFault) as caught:
         model(**tiny.inputs(folder))
     assert caught.value.code == "TT208"
+    del caught  # its traceback holds the inputs
     with pytest.raises(PlacementFault):
         found.report()
     found.close()

@@ -17,10 +17,10 @@ import pytest
 import torch
 
 import tiny
+from slabs import LAYOUT, bits, contents, equal, fill
 from trimtab import store
 from trimtab.errors import FormatFault, MemoryFault, PlacementFault
 from trimtab.formats import ALIGNMENT
-from trimtab.plan import WeightSpec
 from trimtab.store import (
     DiskFolder,
     DiskSlab,
@@ -32,12 +32,6 @@ from trimtab.store import (
     map_file,
 )
 
-WEIGHTS = (
-    WeightSpec("a.weight", (3, 7), "bfloat16"),
-    WeightSpec("b.weight", (64, 130), "bfloat16", "nf4-dq"),
-    WeightSpec("c.weight", (5, 64), "float16", "int8"),
-)
-LAYOUT = SlabLayout.of(WEIGHTS)
 CPU = torch.device("cpu")
 KINDS = ["memory", "disk"]
 
@@ -68,35 +62,6 @@ def make(folder: DiskFolder, device: str) -> Iterator[Make]:
     yield one
     for slab in reversed(made):
         slab.close()
-
-
-def contents(seed: int = 0) -> dict[str, dict[str, torch.Tensor]]:
-    """Random bits for every tensor of the layout, NaN and all."""
-    generator = torch.Generator().manual_seed(seed)
-    flat = torch.randint(0, 256, (LAYOUT.nbytes,), dtype=torch.uint8, generator=generator)
-    return {
-        weight: {key: one.clone() for key, one in parts.items()}
-        for weight, parts in LAYOUT.views(flat).items()
-    }
-
-
-def fill(slab: Slab, given: dict[str, dict[str, torch.Tensor]], device: str = "cpu") -> None:
-    for weight, parts in given.items():
-        for key, one in parts.items():
-            slab.put(weight, key, one.to(device))
-
-
-def bits(tensor: torch.Tensor) -> bytes:
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
-def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(
-        one[key].shape == other[key].shape
-        and one[key].dtype == other[key].dtype
-        and bits(one[key]) == bits(other[key])
-        for key in one
-    )
 
 
 devices = pytest.mark.parametrize("device", tiny.DEVICES)

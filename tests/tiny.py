@@ -367,7 +367,11 @@ def logits(model: Any, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 def tokens(model: Any, given: Mapping[str, torch.Tensor], count: int = 8) -> torch.Tensor:
-    """Greedy continuation, exactly `count` tokens a row, on the CPU: (batch, count)."""
+    """Greedy continuation, exactly `count` tokens a row, on the CPU: (batch, count).
+
+    With a dynamic cache: a static one, which a placement on a GPU takes, rounds differently.
+    """
     length = given["input_ids"].shape[1]
     fixed = {"min_new_tokens": count, "max_new_tokens": count, "do_sample": False}
+    fixed["cache_implementation"] = "dynamic"
     return model.generate(**given, **fixed)[:, length:].cpu()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -140,3 +141,31 @@ class DeferredLane:
             return False
         queue.popleft()[1]()
         return True
+
+
+class Rerun:
+    """A recorder that records by running: what it captures is run again for each replay.
+
+    As with a real one, capturing leaves no trace: tensors that `state` names are put back.
+
+    Args:
+        state: the tensors that the captured work writes to.
+    """
+
+    def __init__(self, state: Callable[[], list[torch.Tensor]]) -> None:
+        self._state = state
+
+    def capture(
+        self, work: Callable[[], dict[str, Any]]
+    ) -> tuple[dict[str, Any], Callable[[], None]]:
+        before = [(one, one.clone()) for one in self._state()]
+        out = work()
+        for tensor, value in before:
+            tensor.copy_(value)
+
+        def replay() -> None:
+            for key, value in work().items():
+                if isinstance(value, torch.Tensor):
+                    out[key].copy_(value)
+
+        return out, replay

@@ -108,7 +108,9 @@ def fit(
     _check_wrappers(header, used, mapping, shapes)
     own = {mapping[one.path] for one in used if one.path and header.is_own(one.key)}
     saved = {mapping[one.path] for one in used if one.path and not header.is_own(one.key)}
-    skipped = _retarget(header, config, own, changed, shapes, notes)
+    # Trained rows beside a LoRA have a field of their own; their table is no target.
+    rows = {mapping[one.path] for one in used if one.rest.startswith("token_adapter.")}
+    skipped = _retarget(header, config, own - rows, changed, shapes, notes)
     _check_sizes(header, used, mapping, shapes)
     return Fit(
         header,

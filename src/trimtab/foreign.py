@@ -187,3 +187,20 @@ def offload_hook(module: torch.nn.Module) -> Any:
 def is_bitsandbytes(module: torch.nn.Module) -> bool:
     """Whether the module is one of bitsandbytes' quantized layers, without importing it."""
     return any(one.__module__.startswith("bitsandbytes.") for one in type(module).__mro__)
+
+
+def adapter_state(model: torch.nn.Module) -> tuple[Any, ...]:
+    """Which adapters each PEFT layer applies, and how strongly: equal for calls that are the same.
+
+    An adapter is told by its config's identity: one of the same name, loaded later, is another.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    configs = getattr(model, "peft_config", {})
+    state: list[Any] = []
+    for one in model.modules():
+        if isinstance(one, BaseTunerLayer):
+            scaling = getattr(one, "scaling", {})
+            names = one.active_adapters
+            state.append((one._disable_adapters, *((name, scaling.get(name)) for name in names)))
+    return (*sorted((name, id(config)) for name, config in configs.items()), *state)

@@ -9,7 +9,7 @@ and writes raise. Nothing ever computes on the one element.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -29,6 +29,8 @@ class Source:
         recipe: what the format needs beside the plain tensors.
         read: private copies of the weight's plain tensors, on the device that runs.
         part: the component this tensor stands for.
+
+    `guards` are, for a whole parameter, guarded tensors for each of its components.
     """
 
     def __init__(
@@ -44,6 +46,11 @@ class Source:
         self.recipe = recipe
         self.read = read
         self.part = part
+        self.guards: Mapping[str, torch.Tensor] = {}
+
+    def is_same(self, other: object) -> bool:
+        """Whether it gives the bytes that this one gives."""
+        return isinstance(other, Source) and (other.read, other.part) == (self.read, self.part)
 
     def tensor(self) -> torch.Tensor:
         """A private copy of the part."""
@@ -200,7 +207,11 @@ def _guarded_call(cls: type, func: Any, types: Any, args: Any = (), kwargs: Any 
             twin = torch.empty(first.shape, dtype=first.dtype, device="meta")
             return func(twin, *args[1:], **kwargs)
         if func == _Tensor.data.__set__:
-            if args[1] is first or getattr(args[1], "_trim_source", None) is first._trim_source:
+            source = first._trim_source
+            if args[1] is first or (
+                isinstance(source, Source)
+                and source.is_same(getattr(args[1], "_trim_source", None))
+            ):
                 return None
             raise refuse_write(first, "setting .data")
         if func in _STORAGE or _writes(func):
@@ -284,8 +295,9 @@ def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
 
 
 def _read_state(self: torch.Tensor) -> Any:
-    private: Any = materialize(self)
-    return private.quant_state
+    # Lazy, too: PEFT and `state_dict` ask for it often, and read little of it.
+    source: Source = self._trim_source  # type: ignore[attr-defined]
+    return source.storage.join(dict(source.guards), source.recipe)[1]
 
 
 def _refuse_state(self: torch.Tensor, value: object) -> None:

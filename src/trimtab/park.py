@@ -96,6 +96,7 @@ class ParkedWeight:
             key: guarded_tensor(source.of_part(key), stand_in(shape, dtype, device))
             for key, (shape, dtype) in parts.items()
         }
+        source.guards = self._guards
         self._bare = stand_in(*next(iter(parts.values())), device)
         parameter._trim_source = source  # type: ignore[attr-defined]
 
@@ -280,6 +281,7 @@ class Wrapped:
         whole: the module is the placed model itself: its inputs are moved to `device`, and it
             cannot be copied. Else it is a unit, whose copies are plain modules with real weights,
             and whose outputs refuse gradients.
+        through: what calls the method in its stead, with the method as its first argument.
 
     Raises:
         PlacementFault: TT209, if the method is replaced already.
@@ -292,6 +294,7 @@ class Wrapped:
         *,
         method: str = "forward",
         whole: torch.device | None = None,
+        through: Callable[..., Any] | None = None,
     ) -> None:
         if method in module.__dict__:
             raise PlacementFault(
@@ -303,15 +306,16 @@ class Wrapped:
         self._module = module
         self._around = around
         # Dynamo must see neither guarded parameters nor their binding.
-        self._call = torch.compiler.disable(self._run)
+        self._eager = torch.compiler.disable(self._run)
         self._method = method
         self._whole = whole
-        self._own = getattr(module, method)
-        functools.update_wrapper(self, self._own)
+        own = getattr(module, method)
+        self._own = own if through is None else functools.partial(through, own)
+        functools.update_wrapper(self, own)
         module.__dict__[method] = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._call(*args, **kwargs)
+        return self._eager(*args, **kwargs)
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         if self._whole is not None:

@@ -14,11 +14,12 @@ import torch
 
 from trimtab.adapters import AdapterHeader, read_adapter
 from trimtab.apply import Applied, load_onto, remove
+from trimtab.decode import CudaRecorder, Steps
 from trimtab.errors import AdapterFault, MemoryFault, PlacementFault, RunningFault
 from trimtab.intake import Intake
 from trimtab.merging import allow_merging, refuse_merging
 from trimtab.park import Gate, Wrapped
-from trimtab.plan import Plan
+from trimtab.plan import STREAMED, Plan
 from trimtab.report import Report, measure
 from trimtab.rooms import Rooms
 
@@ -36,7 +37,8 @@ class Placement:
 
     `model` is a `peft.PeftModel` as soon as there is an adapter, the transformers model before;
     `generate`, `set_adapter`, `disable_adapter` and the like work on it as on a resident model.
-    `applied` says for each adapter what it changed.
+    `applied` says for each adapter what it changed. `steps` are its decode steps: on a GPU they are
+    CUDA graphs where they can be, and `steps.refusals` says why they are not.
 
     Example:
         >>> with trimtab.load("./model", adapters={"sql": "./sql-lora"}, quant="nf4",
@@ -50,6 +52,7 @@ class Placement:
         model: PreTrainedModel,
         rooms: Rooms,
         gate: Gate,
+        steps: Steps,
         source: Path | str,
         shutdown: contextlib.ExitStack,
     ) -> None:
@@ -58,6 +61,7 @@ class Placement:
         self.applied: dict[str, Applied] = {}
         self._rooms = rooms
         self._gate = gate
+        self.steps = steps
         self._source = source
         self._shutdown = shutdown
         self._processor: Any = None
@@ -238,6 +242,7 @@ class Placement:
         """
         if not self._gate.closed:
             self._gate.close()
+            self.steps.clear()
             self._shutdown.close()
             allow_merging(self.model)
             self.model = None
@@ -303,16 +308,37 @@ def place(
         undo.callback(gate.close)
         for unit in gate.units:
             Wrapped(model.get_submodule(unit.name), functools.partial(gate.through, unit))
-        Wrapped(model, gate.passing, whole=rooms.device)
-        Wrapped(model, contextlib.nullcontext, method="generate", whole=rooms.device)
+        steps = steps_of(plan, model, rooms)
+        Wrapped(model, gate.passing, whole=rooms.device, through=steps)
+        Wrapped(
+            model,
+            contextlib.nullcontext,
+            method="generate",
+            whole=rooms.device,
+            through=steps.generate,
+        )
         source = checkpoint.folder or checkpoint.source
-        placed = Placement(plan, model, rooms, gate, source, undo)
+        placed = Placement(plan, model, rooms, gate, steps, source, undo)
         for name, header in adapters.items():
             placed.add_adapter(name, header, **(adapter_options or {}).get(name, {}))
         if placed.adapters:
             placed._activate(placed.adapters[0])
         placed._shutdown = undo.pop_all()
     return placed
+
+
+def steps_of(plan: Plan, model: PreTrainedModel, rooms: Rooms) -> Steps:
+    """The decode steps of a model, captured where its device and its tiers let them be."""
+    assert rooms.ring is not None
+    unable = ""
+    if rooms.device.type != "cuda":
+        unable = "a CPU runs"
+    elif any(unit.rests == "disk" for unit in plan.of_mode(STREAMED)):
+        unable = "streamed layers rest on the disk, which the host must read"
+    elif rooms.pageable:
+        unable = "memory could not be pinned"
+    recorder = None if unable else CudaRecorder(rooms.device)
+    return Steps(model, rooms.ring, recorder, unable, plan.context, plan.batch)
 
 
 def load_processor(source: Path | str) -> Any:

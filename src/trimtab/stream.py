@@ -56,7 +56,8 @@ class CudaLane:
         return done
 
     def wait(self, ticket: Any) -> None:
-        torch.cuda.current_stream(self._device).wait_event(ticket)
+        if ticket is not None:
+            torch.cuda.current_stream(self._device).wait_event(ticket)
 
     def mark(self) -> Any:
         now = torch.cuda.Event()
@@ -159,6 +160,28 @@ class Ring:
         for slot in self.slots:
             if slot.busy and slot.holds in (index, None):
                 slot.busy, slot.holds, slot.used = False, None, self._lane.mark()
+
+    @property
+    def held(self) -> tuple[int | None, ...]:
+        """What each slot holds."""
+        return tuple(slot.holds for slot in self.slots)
+
+    def fence(self) -> None:
+        """The computation waits for every copy that is under way."""
+        for slot in self.slots:
+            self._lane.wait(slot.ticket)
+            slot.ticket = None
+
+    def fork(self) -> None:
+        """Copies from here on start after the computation's present position, none before it."""
+        for slot in self.slots:
+            slot.used = self._lane.mark()
+
+    def turned(self, held: Sequence[int | None]) -> None:
+        """The computation, as it was recorded, has run the ring: each slot holds this now."""
+        for slot, index in zip(self.slots, held, strict=True):
+            slot.holds = index
+        self.fork()
 
     def close(self) -> None:
         self.slots = []

@@ -1,0 +1,274 @@
+"""The decode step as one CUDA graph, its copies in it, for whoever calls the model with one token.
+
+A step is captured when it repeats: the first call of a kind runs eagerly, the second is captured,
+all further ones are replayed. A kind is: shapes of the inputs, active adapters, which sliding
+windows are full, and what the ring's slots hold (the ring turns, so a model has up to as many
+graphs as slots). Everything else runs eagerly, and `refusals` says why.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from trimtab import caches, foreign
+from trimtab.stream import Ring
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+GRAPHS = 24
+"""Captured steps that are kept, least recently used first out: 8 adapters with 3 slots."""
+
+
+class Recorder(Protocol):
+    """Records what a call does on the device, to do it again without the host."""
+
+    def capture(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        """What `work` returned, and what replays it; nothing has been computed yet."""
+
+
+class CudaRecorder:
+    """CUDA graphs that share one pool of memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool: Any = None
+
+    def capture(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize(self._device)
+        with torch.cuda.graph(graph, pool=self._pool):
+            out = work()
+        self._pool = graph.pool()
+        return out, graph.replay
+
+
+@dataclass
+class Step:
+    """A captured step: where its inputs lie, what it returns, what the ring holds after it."""
+
+    inputs: list[torch.Tensor]
+    output: Any
+    replay: Callable[[], None]
+    held: tuple[int | None, ...]
+    configs: list[Any]
+    """Those of the adapters: while they are held, no other has their identity."""
+
+
+class Steps:
+    """The captured decode steps of one placed model.
+
+    Args:
+        model: the transformers model.
+        ring: its ring.
+        recorder: what captures; None where nothing can be (a CPU runs, a unit rests on the disk or
+            in memory that could not be pinned), for the reason `unable`.
+        context: tokens that the placement's own static cache holds for each sequence.
+        batch: the most sequences that it holds.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        ring: Ring,
+        recorder: Recorder | None,
+        unable: str,
+        context: int,
+        batch: int,
+    ) -> None:
+        self._model = model
+        self._ring = ring
+        self.recorder = recorder
+        self._unable = unable
+        self._context = context
+        self._batch = batch
+        self.cache: Any = None
+        self._cached_batch = 0
+        self._argument = caches.cache_argument(model)
+        self._steps: OrderedDict[Any, Step] = OrderedDict()
+        self._met: set[Any] = set()
+        self._generating = threading.Lock()
+        self.refusals: Counter[str] = Counter()
+        self.captured = 0
+        self.replayed = 0
+
+    # ------------------------------------------------------------------------------- generate
+
+    def generate(self, own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """transformers' `generate`, with the placement's own cache where that can be had."""
+        why = self._no_cache(args, kwargs)
+        if why or not self._generating.acquire(blocking=False):
+            self.refusals[why or "another generate is using the cache"] += 1
+            return own(*args, **kwargs)
+        try:
+            given = args[0] if args else kwargs["input_ids"]
+            kwargs[self._argument] = self._fresh_cache(given.shape[0])
+            return own(*args, **kwargs)
+        finally:
+            self._generating.release()
+
+    def _no_cache(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        config = kwargs.get("generation_config") or self._model.generation_config
+
+        def asked(name: str) -> Any:
+            return kwargs[name] if kwargs.get(name) is not None else getattr(config, name, None)
+
+        given = args[0] if args else kwargs.get("input_ids")
+        if self.recorder is None:
+            return self._unable
+        if not isinstance(given, torch.Tensor) or given.ndim != 2:
+            return "generate was not given input_ids"
+        if any(kwargs.get(name) is not None for name in ("cache", "past_key_values")):
+            return "generate was given a cache"
+        if asked("cache_implementation") is not None or asked("use_cache") is False:
+            return "generate was asked for another cache"
+        if (asked("num_beams") or 1) > 1 or (asked("num_return_sequences") or 1) > 1:
+            return "beams and several answers reorder the cache"
+        if kwargs.get("assistant_model") is not None or asked("prompt_lookup_num_tokens"):
+            return "assisted decoding crops the cache"
+        if asked("return_dict_in_generate"):
+            return "the cache would be handed out"
+        added = asked("max_new_tokens")
+        length = given.shape[1] + added if added else (asked("max_length") or 20)
+        if length > self._context or given.shape[0] > self._batch:
+            return "the prompt and its answer are longer, or more, than planned"
+        return ""
+
+    def _fresh_cache(self, batch: int) -> Any:
+        if self.cache is None or self._cached_batch != batch:
+            self.clear()
+            self.cache = caches.static_cache(self._model, self._context)
+            self._cached_batch = batch
+        else:
+            self.cache.reset()
+        return self.cache
+
+    # ----------------------------------------------------------------------------------- steps
+
+    def __call__(self, own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The model's forward: replayed, captured, or as it is."""
+        why = self._no_step(args, kwargs)
+        if why:
+            self.refusals[why] += 1
+            return own(*args, **kwargs)
+        leaves: list[torch.Tensor] = []
+        kind = (
+            describe_inputs(kwargs, leaves),
+            foreign.adapter_state(self._model),
+            caches.full_windows(self.cache),
+        )
+        key = (kind, self._ring.held)
+        step = self._steps.get(key)
+        if step is None:
+            if kind not in self._met:
+                # It warms up what the first use of a kernel allocates, which no graph may.
+                self._met.add(kind)
+                return own(*args, **kwargs)
+            step = self._capture(own, kwargs, leaves)
+            self._steps[key] = step
+            if len(self._steps) > GRAPHS:
+                self._steps.popitem(last=False)
+        self._steps.move_to_end(key)
+        return self._replay(step, leaves)
+
+    def _no_step(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        if self.recorder is None:
+            return self._unable
+        given = kwargs.get("input_ids")
+        if args or not isinstance(given, torch.Tensor) or given.shape[-1] != 1:
+            return "more than one token at a time"
+        if self.cache is None or kwargs.get(self._argument) is not self.cache:
+            return "the cache is not the placement's own"
+        if torch.is_grad_enabled():
+            return "gradients are wanted"
+        if any(one.ndim == 2 and one.shape[1] > 1 for one in kwargs.values() if is_tensor(one)):
+            return "an input grows with each token"
+        asked = ("labels", "output_attentions", "output_hidden_states", "inputs_embeds")
+        if any(kwargs.get(name) not in (None, False) for name in asked):
+            return "more than logits is wanted"
+        return ""
+
+    def _capture(
+        self, own: Callable[..., Any], kwargs: dict[str, Any], leaves: list[torch.Tensor]
+    ) -> Step:
+        assert self.recorder is not None
+        inputs = [one.clone() for one in leaves]
+        given = with_leaves(kwargs, inputs)
+        lengths = caches.window_lengths(self.cache)
+        self._ring.fence()
+
+        def work() -> Any:
+            self._ring.fork()
+            out = own(**given)
+            self._ring.fence()
+            return out
+
+        output, replay = self.recorder.capture(work)
+        held = self._ring.held
+        # Nothing was computed: what the host counted on the way is counted with the replay.
+        caches.set_window_lengths(self.cache, lengths)
+        self.captured += 1
+        configs = list(getattr(self._model, "peft_config", {}).values())
+        return Step(inputs, output, replay, held, configs)
+
+    def _replay(self, step: Step, leaves: list[torch.Tensor]) -> Any:
+        for target, source in zip(step.inputs, leaves, strict=True):
+            target.copy_(source)
+        lengths = [one + 1 for one in caches.window_lengths(self.cache)]
+        self._ring.fence()
+        step.replay()
+        self._ring.turned(step.held)
+        caches.set_window_lengths(self.cache, lengths)
+        self.replayed += 1
+        return private_output(step.output)
+
+    def clear(self) -> None:
+        """Lets go of every captured step and of the cache."""
+        self._steps.clear()
+        self._met.clear()
+        self.cache = None
+
+
+def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
+    return isinstance(value, torch.Tensor)
+
+
+def describe_inputs(inputs: Mapping[str, Any], leaves: list[torch.Tensor]) -> tuple[Any, ...]:
+    """Shapes and dtypes of the tensors, which go to `leaves`, and the value of all else."""
+    found, structure = tree_flatten(dict(inputs))
+    described: list[Any] = []
+    for one in found:
+        if isinstance(one, torch.Tensor):
+            leaves.append(one)
+            described.append((tuple(one.shape), one.dtype))
+        elif isinstance(one, int | float | str | bool | None):
+            described.append(one)
+        else:
+            described.append(id(one))
+    return (*described, str(structure))
+
+
+def with_leaves(inputs: Mapping[str, Any], leaves: list[torch.Tensor]) -> Any:
+    """`inputs` with other tensors in the place of its own, in the order of `describe_inputs`."""
+    found, structure = tree_flatten(dict(inputs))
+    rest = iter(leaves)
+    return tree_unflatten(
+        [next(rest) if isinstance(one, torch.Tensor) else one for one in found], structure
+    )
+
+
+def private_output(output: Any) -> Any:
+    """A model's output with tensors of its own; the cache in it stays what it is."""
+    fresh = copy.copy(output)
+    for name, value in output.items():
+        if isinstance(value, torch.Tensor):
+            fresh[name] = value.clone()
+    return fresh

@@ -1,0 +1,166 @@
+"""Captured decode steps: the same tokens, captured once a kind, and a reason where they are not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import tiny
+from placing import placed, planned
+from trimtab import caches
+from trimtab.api import load
+from trimtab.fakes import Rerun
+from trimtab.place import Placement
+
+COUNT = 24
+
+
+def generate(placement: Placement, name: str | None, **options: Any) -> list[int]:
+    folder = placement.plan.model
+    given = tiny.inputs(tiny.Path(folder), batch=1, device=placement.device.type)
+    given.pop("mm_token_type_ids", None)
+    fixed = {"min_new_tokens": COUNT, "max_new_tokens": COUNT, "do_sample": False}
+    with placement.using(name) as model:
+        found: list[int] = model.generate(**given, **fixed, **options)[0].tolist()
+    return found
+
+
+def eagerly(placement: Placement, name: str | None) -> list[int]:
+    """On a cache like the captured steps', since another rounds differently."""
+    base = placement.model.get_base_model()
+    cache = caches.static_cache(base, placement.plan.context)
+    return generate(placement, name, **{caches.cache_argument(base): cache})
+
+
+@pytest.fixture(params=tiny.DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def captured(placement: Placement) -> Placement:
+    """On a CPU a fake captures; its ring must come back to where it was with each token."""
+    steps = placement.steps
+    if placement.device.type == "cpu":
+
+        def state() -> list[torch.Tensor]:
+            layers = steps.cache.layers
+            values = [value for layer in layers for value in vars(layer).values()]
+            return [one for one in values if isinstance(one, torch.Tensor)]
+
+        steps.recorder = Rerun(state)
+    return placement
+
+
+@pytest.fixture(params=["llama", "gemma4"])
+def streamed(request: pytest.FixtureRequest, device: str) -> Iterator[Placement]:
+    folder = tiny.checkpoint(request.param)
+    adapters = {"a": tiny.adapter(folder), "b": tiny.adapter(folder, seed=7)}
+    count = 3 if request.param == "llama" else 4
+    with placed(
+        folder, "nf4", ("layers",), adapters, device, poison=False, slots=count
+    ) as placement:
+        yield captured(placement)
+
+
+def test_captured_tokens_are_the_eager_ones(streamed: Placement) -> None:
+    for name in ("a", None, "b"):
+        assert generate(streamed, name) == eagerly(streamed, name)
+    assert streamed.steps.replayed > 2 * COUNT
+
+
+def test_a_kind_of_step_is_captured_once(streamed: Placement) -> None:
+    for name in ("a", "b"):
+        generate(streamed, name)
+    generate(streamed, "a")
+    before = streamed.steps.captured
+    for name in ("a", "b", "a"):
+        generate(streamed, name)
+    assert streamed.steps.captured == before
+
+
+def test_an_adapter_of_the_same_name_is_another(streamed: Placement) -> None:
+    folder = tiny.Path(streamed.plan.model)
+    generate(streamed, "b")
+    generate(streamed, "b")
+    streamed.remove_adapter("b")
+    streamed.add_adapter("b", tiny.adapter(folder, seed=11))
+    found = [generate(streamed, "b") for _ in range(2)]
+    assert found == [eagerly(streamed, "b")] * 2
+
+
+def test_streamed_equals_resident_captured_the_same_way(device: str) -> None:
+    folder = tiny.checkpoint("gemma4")
+    adapters = {"a": tiny.adapter(folder)}
+    found = []
+    for away in ((), ("half", "tables"), ("layers", "tables")):
+        with placed(folder, "nf4", away, adapters, device, poison=False, slots=4) as placement:
+            captured(placement)
+            found.append([generate(placement, "a") for _ in range(2)])
+            assert placement.steps.replayed > COUNT
+    assert found[0] == found[1] == found[2]
+
+
+def test_it_samples_streams_and_stops(streamed: Placement) -> None:
+    transformers = pytest.importorskip("transformers")
+    given = tiny.inputs(tiny.Path(streamed.plan.model), batch=1, device=streamed.device.type)
+    given.pop("mm_token_type_ids", None)
+
+    class Collect(transformers.generation.streamers.BaseStreamer):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.got: list[int] = []
+
+        def put(self, value: torch.Tensor) -> None:
+            self.got += value.flatten().tolist()
+
+        def end(self) -> None:
+            self.got.append(-1)
+
+    stream = Collect()
+    torch.manual_seed(0)
+    out = streamed.model.generate(
+        **given, do_sample=True, temperature=0.8, min_new_tokens=20, max_new_tokens=20,
+        streamer=stream,
+    )  # fmt: skip
+    assert stream.got == [*out[0].tolist(), -1]
+    assert streamed.steps.replayed > 10
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "generate was asked for another cache": {"use_cache": False},
+    "beams and several answers reorder the cache": {"num_beams": 2},
+    "assisted decoding crops the cache": {"prompt_lookup_num_tokens": 3},
+    "the cache would be handed out": {"return_dict_in_generate": True},
+    "the prompt and its answer are longer, or more, than planned": {"max_new_tokens": 60},
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_what_cannot_be_captured_runs_and_says_why(streamed: Placement, why: str) -> None:
+    given = tiny.inputs(tiny.Path(streamed.plan.model), batch=1, device=streamed.device.type)
+    asked = {"max_new_tokens": 4, "do_sample": False, **REFUSED[why]}
+    streamed.model.generate(**given, **asked)
+    assert streamed.steps.refusals[why] == 1
+    assert streamed.steps.captured == 0
+
+
+def test_a_cpu_and_a_disk_say_why(device: str) -> None:
+    folder = tiny.checkpoint("llama")
+    with load(planned(folder, "nf4", ("half",), device=device, tier="disk")) as placement:
+        placement.model.generate(**tiny.inputs(folder, device=device), max_new_tokens=4)
+        (why, *others) = placement.steps.refusals
+    assert not others
+    assert why == (
+        "a CPU runs"
+        if device == "cpu"
+        else "streamed layers rest on the disk, which the host must read"
+    )
+
+
+def test_closing_lets_go_of_the_steps(streamed: Placement) -> None:
+    generate(streamed, "a")
+    generate(streamed, "a")
+    streamed.close()
+    assert streamed.steps.cache is None
