@@ -44,3 +44,13 @@ def is_parked(placement: Placement) -> bool:
     return all(is_guarded(one) and id(one) in held for one in weights) and not any(
         slot.busy for slot in ring.slots
     )
+
+
+def logits_of(model: Any, given: dict[str, torch.Tensor]) -> torch.Tensor:
+    return model(**given).logits  # type: ignore[no-any-return]
+
+
+def generated(model: Any, given: dict[str, torch.Tensor], **options: Any) -> torch.Tensor:
+    torch.manual_seed(0)
+    out = model.generate(**given, **{"do_sample": False, "max_new_tokens": 8, **options})
+    return out if isinstance(out, torch.Tensor) else out.sequences

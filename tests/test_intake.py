@@ -284,7 +284,9 @@ def test_loading_never_holds_more_than_what_stays_and_a_tensor(quant: str, devic
     extra, placement = extra_of_loading(folder, quant, device)
     placement.close()
     largest = max(one.nbytes for one in load_file(folder / WEIGHTS).values())
-    assert 0 < extra <= LARGEST[quant] * largest
+    # A GPU's allocator rounds each tensor up to 512 bytes.
+    rounding = 0 if device == "cpu" else 512 * 4 * 57
+    assert 0 < extra <= LARGEST[quant] * largest + rounding
 
 
 @pytest.mark.parametrize("device", tiny.DEVICES)

@@ -18,7 +18,7 @@ import tiny
 from alive import LiveBytes
 from parked import hook_that_raises
 from placing import placed
-from residents import is_parked, logits, resident, two
+from residents import generated, is_parked, logits, logits_of, resident, two
 from trimtab.errors import AdapterFault
 from trimtab.merging import Refusal
 from trimtab.place import Placement
@@ -192,11 +192,14 @@ def test_merging_is_refused_before_the_first_layer(
 
 
 def test_closing_gives_the_methods_back(folder: Path) -> None:
+    def refusals() -> list[Any]:
+        values = [one for module in model.modules() for one in vars(module).values()]
+        return [one for one in values if isinstance(one, Refusal)]
+
     with placed(folder, "none", ("half",), two(folder)) as placement:
         model = placement.model
-        assert any(isinstance(one, Refusal) for m in model.modules() for one in vars(m).values())
-    left = [one for m in model.modules() for one in vars(m).values() if isinstance(one, Refusal)]
-    assert left == []
+        assert len(refusals()) == 2 + 42
+    assert refusals() == []
 
 
 # --------------------------------------------------------------------- what PEFT does to adapters
@@ -284,6 +287,7 @@ def test_saving_writes_the_bytes_that_were_loaded(
     assert reads == []
 
 
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")
 @devices
 def test_a_streamed_head_that_was_trained_whole(folder: Path, device: str) -> None:
     """PEFT copies the parked head to make room for its own."""
@@ -337,16 +341,6 @@ def pair(request: pytest.FixtureRequest, folder: Path) -> Iterator[tuple[Placeme
         stock = resident(folder, "nf4", adapters, request.param)
         stock.generation_config.disable_compile = True
         yield placement, stock
-
-
-def logits_of(model: Any, given: dict[str, torch.Tensor]) -> torch.Tensor:
-    return model(**given).logits  # type: ignore[no-any-return]
-
-
-def generated(model: Any, given: dict[str, torch.Tensor], **options: Any) -> torch.Tensor:
-    torch.manual_seed(0)
-    out = model.generate(**given, **{"do_sample": False, "max_new_tokens": 8, **options})
-    return out if isinstance(out, torch.Tensor) else out.sequences
 
 
 @pytest.mark.parametrize("batch", [1, 3])

@@ -27,7 +27,6 @@ from trimtab.store import (
     HostMemory,
     MemorySlab,
     Slab,
-    SlabLayout,
     Staging,
     map_file,
 )
@@ -87,10 +86,6 @@ def test_the_layout_is_exact_and_aligned() -> None:
     ]
     assert LAYOUT.nbytes == 6144
     assert all(offset % ALIGNMENT == 0 for _, _, offset, _ in spans)
-
-
-def test_an_empty_layout_has_no_bytes() -> None:
-    assert (SlabLayout.of(()).nbytes, SlabLayout.of(()).spans) == (0, {})
 
 
 def test_views_are_of_the_buffer_itself() -> None:

@@ -173,6 +173,8 @@ class Steps:
                 self._met.add(kind)
                 return own(*args, **kwargs)
             step = self._capture(own, kwargs, leaves)
+            if step is None:
+                return own(*args, **kwargs)
             self._steps[key] = step
             if len(self._steps) > GRAPHS:
                 self._steps.popitem(last=False)
@@ -181,7 +183,7 @@ class Steps:
 
     def _no_step(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         if self.recorder is None:
-            return self._unable
+            return self._unable or "nothing records"
         given = kwargs.get("input_ids")
         if args or not isinstance(given, torch.Tensor) or given.shape[-1] != 1:
             return "more than one token at a time"
@@ -198,7 +200,7 @@ class Steps:
 
     def _capture(
         self, own: Callable[..., Any], kwargs: dict[str, Any], leaves: list[torch.Tensor]
-    ) -> Step:
+    ) -> Step | None:
         assert self.recorder is not None
         inputs = [one.clone() for one in leaves]
         given = with_leaves(kwargs, inputs)
@@ -211,7 +213,16 @@ class Steps:
             self._ring.fence()
             return out
 
-        output, replay = self.recorder.capture(work)
+        try:
+            output, replay = self.recorder.capture(work)
+        except Exception as error:
+            # Whatever cannot be captured: nothing has run, and the caller runs it eagerly.
+            self._unable = f"capturing failed: {next(iter(str(error).splitlines()), error)}"
+            self.refusals[self._unable] += 1
+            self.recorder = None
+            self._ring.lose()
+            caches.set_window_lengths(self.cache, lengths)
+            return None
         held = self._ring.held
         # Nothing was computed: what the host counted on the way is counted with the replay.
         caches.set_window_lengths(self.cache, lengths)

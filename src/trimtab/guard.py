@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from trimtab.errors import RunningFault
 from trimtab.formats import Format
+from trimtab.formats.base import Share
 
 
 class Source:
@@ -101,16 +102,21 @@ def data_of(joined: Any) -> torch.Tensor:
     return data
 
 
-def stand_in(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A tensor of that shape that holds one element; NaN where the dtype has it."""
+def stand_in(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, share: Share | None = None
+) -> torch.Tensor:
+    """A tensor of that shape that holds one element, by `share` one for all; NaN where there is."""
     one = torch.empty((), dtype=dtype, device=device)
-    return one.fill_(float("nan") if dtype.is_floating_point else 1).expand(shape)
+    one.fill_(float("nan") if dtype.is_floating_point else 1)
+    return (one if share is None else share(one)).expand(shape)
 
 
 def guarded_tensor(source: Source | View, like: torch.Tensor) -> torch.Tensor:
     """A guarded tensor, not a parameter, of the shape, dtype and device of `like`."""
     with torch._C.DisableTorchFunctionSubclass():
-        bare = stand_in(like.shape, like.dtype, like.device)
+        # A stand-in's one element serves again.
+        one = like.untyped_storage().nbytes() == like.element_size()
+        bare = like if one else stand_in(like.shape, like.dtype, like.device)
         alias: torch.Tensor = torch.Tensor._make_subclass(guard_class(torch.Tensor), bare)
     alias._trim_source = source  # type: ignore[attr-defined]
     return alias

@@ -63,6 +63,7 @@ class ParkingHome:
             lambda: self._slab.read(self.spec.name, self._device),
             self._device,
             {key: (tuple(one.shape), one.dtype) for key, one in tensors.items()},
+            self._share,
         )
         self.parked.settle()
 

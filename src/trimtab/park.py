@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map_only
 from trimtab import foreign
 from trimtab.errors import PlacementFault, RunningFault
 from trimtab.formats import Format
+from trimtab.formats.base import Share
 from trimtab.guard import (
     Source,
     data_of,
@@ -71,6 +72,7 @@ class ParkedWeight:
         read: private copies of its plain tensors.
         device: the device that runs.
         parts: shape and dtype of each plain tensor, the parameter's data first.
+        share: gives one copy of what is equal: the elements of stand-ins.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class ParkedWeight:
         read: Callable[[], dict[str, torch.Tensor]],
         device: torch.device,
         parts: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
+        share: Share | None = None,
     ) -> None:
         self.name = name
         self.storage = storage
@@ -93,11 +96,11 @@ class ParkedWeight:
         self._plain = plain_class(type(parameter))
         self._guard = guard_class(self._plain)
         self._guards = {
-            key: guarded_tensor(source.of_part(key), stand_in(shape, dtype, device))
+            key: guarded_tensor(source.of_part(key), stand_in(shape, dtype, device, share))
             for key, (shape, dtype) in parts.items()
         }
         source.guards = self._guards
-        self._bare = stand_in(*next(iter(parts.values())), device)
+        self._bare = stand_in(*next(iter(parts.values())), device, share)
         parameter._trim_source = source  # type: ignore[attr-defined]
 
     def bind(self, joined: Any) -> None:

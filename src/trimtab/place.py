@@ -337,6 +337,8 @@ def steps_of(plan: Plan, model: PreTrainedModel, rooms: Rooms) -> Steps:
         unable = "streamed layers rest on the disk, which the host must read"
     elif rooms.pageable:
         unable = "memory could not be pinned"
+    elif plan.quant == "int8":
+        unable = "int8 products look for outliers on the host"
     recorder = None if unable else CudaRecorder(rooms.device)
     return Steps(model, rooms.ring, recorder, unable, plan.context, plan.batch)
 

@@ -73,8 +73,9 @@ class Rooms:
         self._shared.clear()
 
     def share(self, tensor: torch.Tensor) -> torch.Tensor:
-        """One copy for all equal tensors: code books."""
-        key = (str(tensor.dtype), tensor.detach().cpu().numpy().tobytes())
+        """One copy for all equal tensors: code books, elements of stand-ins."""
+        flat = tensor.detach().cpu().reshape(-1).view(torch.uint8)
+        key = (str(tensor.dtype), flat.numpy().tobytes())
         return self._shared.setdefault(key, tensor.detach().clone())
 
     def furnish(self, model: torch.nn.Module, *, poison: bool = False) -> list[ParkedUnit]:

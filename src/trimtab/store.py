@@ -9,7 +9,8 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterable, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -116,20 +117,40 @@ class HostMemory:
     def __init__(self, nbytes: int, *, pin: bool) -> None:
         self._map: mmap.mmap | None = mmap.mmap(-1, max(nbytes, 1))
         self.buffer = torch.frombuffer(self._map, dtype=torch.uint8)[:nbytes]
-        self.pinned = False
-        if pin and nbytes:
-            status = torch.cuda.cudart().cudaHostRegister(self.buffer.data_ptr(), nbytes, 0)
-            self.pinned = int(status) == 0
+        self._unpin: Callable[[], Any] | None = None
+        if pin and nbytes and _pin(self.buffer):
+            # Also when nobody closes it: memory that is unmapped and still registered could never
+            # be registered again.
+            self._unpin = weakref.finalize(self, _unpin, self.buffer.data_ptr())
+
+    @property
+    def pinned(self) -> bool:
+        return self._unpin is not None
 
     def close(self) -> None:
         if self._map is None:
             return
-        if self.pinned:
-            torch.cuda.synchronize()
-            torch.cuda.cudart().cudaHostUnregister(self.buffer.data_ptr())
+        if self._unpin is not None:
+            self._unpin()
+            self._unpin = None
         # Views may be alive in user hands: the memory goes with the last of them.
         self.buffer = torch.empty(0, dtype=torch.uint8)
         self._map = None
+
+
+def _pin(buffer: torch.Tensor) -> bool:
+    status = torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), buffer.numel(), 0)
+    if int(status) == 0:
+        return True
+    # The driver keeps the refusal as its last error, for the next launch to find.
+    with contextlib.suppress(RuntimeError):
+        torch.zeros(1, device="cuda")
+    return False
+
+
+def _unpin(address: int) -> None:
+    torch.cuda.synchronize()
+    torch.cuda.cudart().cudaHostUnregister(address)
 
 
 class MemorySlab:

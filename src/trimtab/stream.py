@@ -183,6 +183,11 @@ class Ring:
             slot.holds = index
         self.fork()
 
+    def lose(self) -> None:
+        """Nothing is known of the slots: what was meant to fill them was not run."""
+        for slot in self.slots:
+            slot.busy, slot.holds, slot.ticket, slot.used = False, None, None, self._lane.mark()
+
     def close(self) -> None:
         self.slots = []
 
