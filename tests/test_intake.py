@@ -296,4 +296,5 @@ def test_experts_are_counted_as_they_are_fused(device: str) -> None:
     with placement:
         experts = placement.model.model.layers[0].mlp.experts
         fused = max(one.nbytes for one in experts.parameters())
-    assert fused < extra <= 2.5 * fused
+    rounding = 0 if device == "cpu" else 512 * 4 * 57
+    assert fused < extra <= 2.5 * fused + rounding
