@@ -27,7 +27,8 @@ logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    for marker, what in (("gpu", "CUDA"), ("real", "the SmolLM2 checkpoint")):
+    needs = {"gpu": "CUDA", "gpus": "a second GPU", "real": "the SmolLM2 checkpoint"}
+    for marker, what in needs.items():
         parser.addoption(
             f"--require-{marker}",
             action="store_true",
@@ -38,6 +39,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
         _miss(item, "gpu", "needs CUDA")
+    if item.get_closest_marker("gpus") and torch.cuda.device_count() < 2:
+        _miss(item, "gpus", "needs two GPUs")
     if item.get_closest_marker("real") and not fetch_smollm2.is_complete(_smollm2()):
         _miss(item, "real", "needs a checkpoint: python scripts/fetch_smollm2.py")
 

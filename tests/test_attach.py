@@ -16,7 +16,16 @@ from peft import LoraConfig
 from safetensors.torch import load_file
 
 import trimtab
-from tiny import adapter, checkpoint, inputs, logits, reference, tokens, writable
+from tiny import (
+    adapter,
+    checkpoint,
+    inputs,
+    logits,
+    quantization_config,
+    reference,
+    tokens,
+    writable,
+)
 from trimtab.errors import AdapterFault, PlacementFault, RunningFault
 
 pytestmark = pytest.mark.filterwarnings("ignore:Some parameters are on the meta device")
@@ -50,10 +59,14 @@ def mixed_map(model: torch.nn.Module, name: str, runs: Any = "cpu", rests: str =
     return chosen
 
 
-def placed(folder: Path, device_map: Any, offload: Path) -> Any:
+def placed(folder: Path, device_map: Any, offload: Path, quant: str = "none") -> Any:
     (kind,) = json.loads((folder / "config.json").read_text())["architectures"]
     return getattr(transformers, kind).from_pretrained(
-        folder, dtype=torch.bfloat16, device_map=device_map, offload_folder=str(offload)
+        folder,
+        dtype=torch.bfloat16,
+        device_map=device_map,
+        offload_folder=str(offload),
+        quantization_config=quantization_config(quant),
     )
 
 
@@ -326,3 +339,24 @@ def test_partly_on_the_gpu(name: str, kind: str, rests: str, tmp_path: Path) -> 
     assert {str(p.device) for n, p in model.named_parameters() if ".lora_" in n} == {"cuda:0"}
     assert placement(base) == before
     assert files(tmp_path) == written
+
+
+@pytest.mark.gpus
+@pytest.mark.parametrize("quant", ["none", "nf4"])
+@pytest.mark.parametrize("name", ["llama", "gemma4"])
+def test_over_two_gpus(name: str, quant: str, tmp_path: Path) -> None:
+    """Every other layer is on the second GPU: each adapter weight goes where its layer runs."""
+    folder = checkpoint(name)
+    whole = mixed_map(reference(folder), name, 0, 1)
+    base = placed(folder, whole, tmp_path / "offload", quant)
+    path, before = adapter(folder), placement(base)
+    model = trimtab.attach(base, path)
+    model.load_adapter(path, "second")
+    given = inputs(folder, device="cuda:0")
+    expected = reference(folder, quant, path, device="cuda:0")
+    for adapter_name in ("default", "second"):
+        model.set_adapter(adapter_name)
+        assert torch.equal(logits(model, given), logits(expected, given))
+    homes = {str(p.device) for n, p in model.named_parameters() if ".lora_" in n}
+    assert homes == {"cuda:0", "cuda:1"}
+    assert placement(base) == before

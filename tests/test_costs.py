@@ -57,8 +57,10 @@ def test_loading() -> None:
     matrix = WeightSpec("a", (100, 64), "bfloat16", "nf4")
     table = WeightSpec("t", (1000, 64), "bfloat16")
     experts = WeightSpec("b", (4, 100, 16), "bfloat16")
-    assert costs.loading([matrix], resident=True) == 100 * 64 * 2 * 5 // 4
-    assert costs.loading([matrix], resident=False) == 100 * 64 * 2 * 5 // 4
+    eight = WeightSpec("e", (100, 64), "bfloat16", "int8")
+    assert costs.loading([matrix], resident=True) == 100 * 64 * 2 * 7 // 5
+    assert costs.loading([matrix], resident=False) == 100 * 64 * 2 * 7 // 5
+    assert costs.loading([eight], resident=False) == 100 * 64 * 5
     assert costs.loading([table], resident=True) == 0
     assert costs.loading([table], resident=False) == 1000 * 64 * 2
     assert costs.loading([experts], resident=True) == 4 * 100 * 16 * 2 * 3 // 2

@@ -27,7 +27,10 @@ LAYERS = (
     ("decision", ["devicemap", "compat", "fit"]),
     ("decision", ["costs", "drafts", "reasons", "forecast", "planner"]),
     ("machinery", ["store", "stream", "fakes", "guard", "park", "intake", "rooms"]),
-    ("action", ["loading", "decode", "adapted", "apply", "merging", "report", "place", "attach"]),
+    (
+        "action",
+        ["loading", "caches", "decode", "adapted", "apply", "merging", "report", "place", "attach"],
+    ),
     ("entry", ["api"]),
     ("counsel", ["diagnosis"]),
     ("package", ["__init__"]),
@@ -44,6 +47,7 @@ FOREIGN = ("transformers", "peft", "accelerate", "bitsandbytes", "torch")
 TORCH_PRIVATE = {
     "guard": {"_make_subclass", "_pytree", "_C", "_nn", "_parse_to", "_version"},
     "park": {"_parameters", "_buffers", "_modules", "_pytree"},
+    "decode": {"_pytree"},
     "rooms": {"_parameters"},
 }
 """Private names that the machinery needs by its nature, by file; all others: `foreign.py`."""

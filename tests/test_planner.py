@@ -207,7 +207,7 @@ def test_loading_is_counted_where_it_is_more_than_running() -> None:
     made = planned(found, context=1)
     later = made.costs["kv_cache"] + made.costs["logits"]
     running = costs.activations(found, 1, 1) + costs.decoding(found.weights, "gpu:0")
-    loading = 256 * 128 * 2 * 5 // 4
+    loading = 256 * 128 * 2 * 7 // 5
     assert made.costs["transient"] == max(loading - later, running)
 
 
