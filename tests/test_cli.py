@@ -19,9 +19,9 @@ import torch
 import tiny
 from trimtab.cli import COMMANDS, main
 from trimtab.cli.verdict import tell
+from trimtab.disk import DiskFolder
 from trimtab.errors import TITLES, DoesNotFit
 from trimtab.place import Placement
-from trimtab.store import DiskFolder
 
 HEAVY = ("torch", "transformers", "peft", "accelerate", "bitsandbytes", "numpy")
 
@@ -311,7 +311,7 @@ def test_ctrl_c_while_loading(tmp_path: Path) -> None:
     done = child(
         "import os, signal, sys\n"
         "from trimtab.cli import main\n"
-        "from trimtab.store import DiskSlab\n"
+        "from trimtab.disk import DiskSlab\n"
         "put = DiskSlab.put\n"
         "def interrupted(*a):\n"
         "    put(*a)\n"

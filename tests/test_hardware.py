@@ -52,9 +52,10 @@ def test_detect_is_consistent() -> None:
 @pytest.mark.gpu
 def test_detect_measures_the_gpu() -> None:
     here = Hardware.detect()
-    free, total = torch.cuda.mem_get_info(0)
+    _, total = torch.cuda.mem_get_info(0)
     assert here.gpus[0].total == total
-    assert abs(here.gpus[0].free - min(total, free + FRESH_CONTEXT)) < GiB
+    # Other processes may take and give in between.
+    assert FRESH_CONTEXT <= here.gpus[0].free <= total
     assert here.link_gbps is not None
     assert here.device_gbps is not None
     assert 1 < here.link_gbps < here.device_gbps

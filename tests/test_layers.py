@@ -26,7 +26,7 @@ LAYERS = (
     ("shape", ["naming", "quantize", "skeleton", "outline", "adapters"]),
     ("decision", ["devicemap", "compat", "fit"]),
     ("decision", ["costs", "drafts", "reasons", "forecast", "planner"]),
-    ("machinery", ["store", "stream", "fakes", "guard", "park", "intake", "rooms"]),
+    ("machinery", ["store", "disk", "stream", "fakes", "guard", "park", "intake", "rooms"]),
     (
         "action",
         ["loading", "caches", "decode", "adapted", "apply", "merging", "report", "place", "attach"],

@@ -19,10 +19,11 @@ from alive import LiveBytes
 from parked import hook_that_raises
 from placing import placed
 from residents import generated, is_parked, logits, logits_of, resident, two
+from trimtab.disk import DiskSlab
 from trimtab.errors import AdapterFault
 from trimtab.merging import Refusal
 from trimtab.place import Placement
-from trimtab.store import DiskSlab, MemorySlab
+from trimtab.store import MemorySlab
 
 devices = pytest.mark.parametrize("device", tiny.DEVICES)
 AWAY = ("half", "head", "tables")
@@ -41,9 +42,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for kind in (DiskSlab, MemorySlab):
         own = kind.read
 
-        def read(self: Any, weight: str, device: Any, own: Any = own) -> Any:
+        def read(self: Any, weight: str, device: Any, key: Any = None, own: Any = own) -> Any:
             names.append(weight)
-            return own(self, weight, device)
+            return own(self, weight, device, key)
 
         monkeypatch.setattr(kind, "read", read)
     return names

@@ -13,7 +13,7 @@ from trimtab import costs
 from trimtab.checkpoint import open_checkpoint
 from trimtab.errors import DoesNotFit, EnvironmentFault, RunningFault
 from trimtab.formats import moving_bytes
-from trimtab.hardware import ALLOCATOR, CUDA_CONTEXT, Hardware
+from trimtab.hardware import ALLOCATOR, CAPTURE, CUDA_CONTEXT, Hardware
 from trimtab.memory import Budget, GiB, KiB, MiB
 from trimtab.outline import CacheLayer, Outline, build_outline
 from trimtab.plan import (
@@ -398,7 +398,7 @@ def test_a_plan_keeps_its_budget_and_more_of_it_never_streams_more(
 ) -> None:
     on_gpu = data.draw(st.booleans())
     amount = st.integers(0, 1200 * KiB)
-    base = CUDA_CONTEXT + ALLOCATOR if on_gpu else 0
+    base = CUDA_CONTEXT + ALLOCATOR + CAPTURE if on_gpu else 0
     budget = Budget(
         "gpu:0" if on_gpu else "cpu",
         base + data.draw(amount) if on_gpu else 0,

@@ -18,18 +18,11 @@ import torch
 
 import tiny
 from slabs import LAYOUT, bits, contents, equal, fill
-from trimtab import store
+from trimtab import disk
+from trimtab.disk import DiskFolder, DiskSlab, Staging, map_file
 from trimtab.errors import FormatFault, MemoryFault, PlacementFault
 from trimtab.formats import ALIGNMENT
-from trimtab.store import (
-    DiskFolder,
-    DiskSlab,
-    HostMemory,
-    MemorySlab,
-    Slab,
-    Staging,
-    map_file,
-)
+from trimtab.store import HostMemory, MemorySlab, Slab
 
 CPU = torch.device("cpu")
 KINDS = ["memory", "disk"]
@@ -245,7 +238,7 @@ def test_a_folder_in_use_is_refused_and_the_first_one_keeps_it(tmp_path: Path) -
 
 HOLD = """
 import sys, time
-from trimtab.store import DiskFolder
+from trimtab.disk import DiskFolder
 folder = DiskFolder(sys.argv[1])
 folder.reserve(1000)
 print("held", flush=True)
@@ -331,7 +324,7 @@ def test_a_lock_whose_file_was_removed_is_not_a_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the open and the lock of one placement, another one closed and removed the file."""
-    real, path = store._lock, tmp_path / "trimtab.lock"
+    real, path = disk._lock, tmp_path / "trimtab.lock"
 
     def late(file: Any) -> bool:
         if not removed:
@@ -339,7 +332,7 @@ def test_a_lock_whose_file_was_removed_is_not_a_lock(
         return real(file)
 
     removed: list[None] = []
-    monkeypatch.setattr(store, "_lock", late)
+    monkeypatch.setattr(disk, "_lock", late)
     folder = DiskFolder(tmp_path)
     with pytest.raises(PlacementFault, match="in use by another placement"):
         DiskFolder(tmp_path)

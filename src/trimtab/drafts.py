@@ -8,7 +8,7 @@ from functools import cached_property
 
 from trimtab import costs
 from trimtab.formats import ALIGNMENT, by_name, moving_bytes
-from trimtab.hardware import ALLOCATOR, CUDA_CONTEXT, INT8_CONTEXT, Hardware
+from trimtab.hardware import ALLOCATOR, CAPTURE, CUDA_CONTEXT, INT8_CONTEXT, Hardware
 from trimtab.memory import Budget, align
 from trimtab.outline import Outline
 from trimtab.plan import IDLE, LOOKED_UP, STREAMED, PlannedAdapter, Unit, WeightSpec
@@ -104,13 +104,16 @@ class Facts:
         prefill = costs.activations(outline, self.context, self.batch)
         decoded = costs.decoding(outline.weights, self.budget.runs)
         cast = costs.adapting(outline, self.context, self.batch) if self.adapters else 0
-        context = CUDA_CONTEXT + (INT8_CONTEXT if outline.quant == "int8" else 0)
+        # int8 products cannot be captured, and have kernels of their own.
+        eight = outline.quant == "int8"
+        context = CUDA_CONTEXT + (INT8_CONTEXT if eight else 0)
+        allocator = ALLOCATOR + (0 if eight else CAPTURE)
         return {
             "kv_cache": costs.kv_cache(outline, self.context, self.batch),
             "logits": costs.logits(outline, self.batch),
             "adapters": sum(one.nbytes for one in self.adapters),
             "context": context if self.on_gpu else 0,
-            "allocator": ALLOCATOR if self.on_gpu else 0,
+            "allocator": allocator if self.on_gpu else 0,
             "transient": prefill + max(decoded, cast),
         }
 

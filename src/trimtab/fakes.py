@@ -45,10 +45,12 @@ class RecordingSlab:
         self.log.append(self.name)
         buffer[: self.layout.nbytes].copy_(self.buffer)
 
-    def read(self, weight: str, device: torch.device) -> dict[str, torch.Tensor]:
+    def read(
+        self, weight: str, device: torch.device, key: str | None = None
+    ) -> dict[str, torch.Tensor]:
         self.reads += 1
-        spans = self.layout.spans[weight]
-        return {key: span.view(self.buffer).clone().to(device) for key, span in spans.items()}
+        spans = self.layout.chosen(weight, key)
+        return {part: span.view(self.buffer).clone().to(device) for part, span in spans.items()}
 
     def close(self) -> None:
         self.closed = True

@@ -28,7 +28,8 @@ class Source:
         name: the weight's full name.
         storage: its format.
         recipe: what the format needs beside the plain tensors.
-        read: private copies of the weight's plain tensors, on the device that runs.
+        read: private copies of the weight's plain tensors on the device that runs; given the name
+            of one, of that one.
         part: the component this tensor stands for.
 
     `guards` are, for a whole parameter, guarded tensors for each of its components.
@@ -39,7 +40,7 @@ class Source:
         name: str,
         storage: Format,
         recipe: Any,
-        read: Callable[[], dict[str, torch.Tensor]],
+        read: Callable[..., dict[str, torch.Tensor]],
         part: str,
     ) -> None:
         self.name = name
@@ -56,7 +57,7 @@ class Source:
     def tensor(self) -> torch.Tensor:
         """A private copy of the part."""
         with torch.inference_mode(False):
-            return self.read()[self.part]
+            return self.read(self.part)[self.part]
 
     def of_part(self, part: str) -> Source:
         return Source(self.name, self.storage, self.recipe, self.read, part)

@@ -26,9 +26,11 @@ INT8_CONTEXT = 64 * MiB
 FRESH_CONTEXT = 480 * MiB
 """What of it is taken as soon as somebody asks for the free memory."""
 
-ALLOCATOR = 96 * MiB
-"""cuBLAS' workspaces, 32 MiB of torch's own memory on Hopper for the stream that computes and for
-the one that captures, and what torch's allocator rounds up."""
+ALLOCATOR = 64 * MiB
+"""cuBLAS' workspace, 32 MiB of torch's own memory on Hopper, and what its allocator rounds up."""
+
+CAPTURE = 32 * MiB
+"""A second workspace, of the stream on which decode steps are captured."""
 
 GPU_MARGIN = 256 * MiB
 """Left free of what is free, for the desktop and the allocator's rounding."""

@@ -60,7 +60,7 @@ class ParkingHome:
             recipe,
             weight,
             (module, attribute),
-            lambda: self._slab.read(self.spec.name, self._device),
+            lambda key=None: self._slab.read(self.spec.name, self._device, key),
             self._device,
             {key: (tuple(one.shape), one.dtype) for key, one in tensors.items()},
             self._share,

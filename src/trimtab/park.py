@@ -69,7 +69,7 @@ class ParkedWeight:
         recipe: what `storage.split` returned beside the tensors.
         parameter: the parameter itself; it stays the same object for good.
         owner: the module and attribute that hold it; `owners` gets more if it is tied.
-        read: private copies of its plain tensors.
+        read: private copies of its plain tensors, or of the one that is named.
         device: the device that runs.
         parts: shape and dtype of each plain tensor, the parameter's data first.
         share: gives one copy of what is equal: the elements of stand-ins.
@@ -82,7 +82,7 @@ class ParkedWeight:
         recipe: Any,
         parameter: torch.nn.Parameter,
         owner: tuple[torch.nn.Module, str],
-        read: Callable[[], dict[str, torch.Tensor]],
+        read: Callable[..., dict[str, torch.Tensor]],
         device: torch.device,
         parts: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
         share: Share | None = None,

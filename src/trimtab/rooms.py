@@ -9,22 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trimtab.disk import DiskFolder, DiskSlab, Staging, map_file
 from trimtab.errors import EnvironmentFault, FormatFault, MemoryFault, RunningFault
 from trimtab.formats import by_name
 from trimtab.intake import Home, ParkingHome, TableHome, seen_by_gpu
 from trimtab.memory import format_size
 from trimtab.park import Carrier, Joined, ParkedUnit, ParkedWeight
 from trimtab.plan import IDLE, LOOKED_UP, RESIDENT, STREAMED, PlacedUnit, Plan, WeightSpec
-from trimtab.store import (
-    DiskFolder,
-    DiskSlab,
-    HostMemory,
-    MemorySlab,
-    Slab,
-    SlabLayout,
-    Staging,
-    map_file,
-)
+from trimtab.store import HostMemory, MemorySlab, Slab, SlabLayout
 from trimtab.stream import Ring
 
 if TYPE_CHECKING:

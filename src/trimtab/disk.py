@@ -1,0 +1,225 @@
+"""The disk tier: a locked folder, slabs in files, and how a GPU reads them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from trimtab.errors import FormatFault, MemoryFault, PlacementFault
+from trimtab.memory import format_size
+from trimtab.store import HostMemory, SlabLayout, check_span
+
+
+class DiskFolder:
+    """A folder that one placement owns while it is open: locked, and emptied on close.
+
+    Files that a killed process left in it are removed first; other people's files stay.
+    """
+
+    def __init__(self, path: str | Path | None = None) -> None:
+        self._made = path is None
+        self._files: list[Path] = []
+        try:
+            self.path = Path(tempfile.mkdtemp(prefix="trimtab-") if path is None else path)
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = take_lock(self.path / "trimtab.lock")
+        except OSError as error:
+            raise disk_fault(error, path or tempfile.gettempdir(), 0) from error
+        if self._lock is None:
+            raise PlacementFault(
+                "TT206",
+                f"the disk folder {self.path} is in use by another placement",
+                fix="close the other placement, or give each one a folder of its own",
+            )
+        self._empty(self.path.glob("trimtab-*.slab"))
+
+    def reserve(self, nbytes: int) -> Path:
+        """A new file of `nbytes`, its blocks taken now, so that a full disk is found at once.
+
+        Raises:
+            MemoryFault: TT403, if the disk is full.
+        """
+        path = self.path / f"trimtab-{len(self._files)}.slab"
+        self._files.append(path)
+        try:
+            with open(path, "wb") as file:
+                if nbytes and hasattr(os, "posix_fallocate"):
+                    reserve_blocks(file, nbytes)
+                file.truncate(nbytes)
+        except OSError as error:
+            raise disk_fault(error, self.path, nbytes) from error
+        return path
+
+    def close(self) -> None:
+        if self._lock is None:
+            return
+        self._empty(self._files)
+        with contextlib.suppress(OSError):
+            # While it is held: else another placement's lock could be what is removed.
+            (self.path / "trimtab.lock").unlink()
+        self._lock.close()
+        self._lock = None
+        if self._made:
+            shutil.rmtree(self.path, ignore_errors=True)
+
+    def _empty(self, files: Iterable[Path]) -> None:
+        for path in files:
+            # Windows keeps a file that is still mapped; the next placement here removes it.
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def reserve_blocks(file: IO[Any], nbytes: int) -> None:
+    """Takes the blocks of a file now, where the file system can."""
+    try:
+        os.posix_fallocate(file.fileno(), 0, nbytes)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+            raise
+
+
+class DiskSlab:
+    """A slab in a file, read straight into the buffer of a CPU, through a pinned one for a GPU."""
+
+    tier = "disk"
+
+    def __init__(self, layout: SlabLayout, folder: DiskFolder, staging: Staging) -> None:
+        self.layout = layout
+        self.path = folder.reserve(layout.nbytes)
+        self._file = open(self.path, "r+b", buffering=0)  # noqa: SIM115
+        # Another thread may read a weight while this one fetches, and a file has one position.
+        self._turn = threading.Lock()
+        self._staging = staging
+
+    def put(self, weight: str, key: str, tensor: torch.Tensor) -> None:
+        span = check_span(self.layout, weight, key, tensor)
+        flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        rest = flat.numpy().data
+        try:
+            with self._turn:
+                self._file.seek(span.offset)
+                while rest:
+                    rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            raise disk_fault(error, self.path, span.nbytes) from error
+
+    def fetch(self, buffer: torch.Tensor) -> None:
+        if buffer.device.type == "cpu":
+            self._read_into(buffer[: self.layout.nbytes], 0)
+        else:
+            self._staging.through(
+                buffer[: self.layout.nbytes], lambda host: self._read_into(host, 0)
+            )
+
+    def read(
+        self, weight: str, device: torch.device, key: str | None = None
+    ) -> dict[str, torch.Tensor]:
+        private = {}
+        for part, span in self.layout.chosen(weight, key).items():
+            flat = torch.empty(span.nbytes, dtype=torch.uint8)
+            self._read_into(flat, span.offset)
+            private[part] = flat.view(span.dtype).view(span.shape).to(device)
+        return private
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _read_into(self, flat: torch.Tensor, offset: int) -> None:
+        rest = flat.numpy().data
+        with self._turn:
+            self._file.seek(offset)
+            while rest:
+                got = self._file.readinto(rest)
+                if not got:
+                    raise FormatFault(
+                        "TT502",
+                        f"{self.path} ends {len(rest)} bytes early",
+                        why="somebody shortened a file of this placement while it was open",
+                    )
+                rest = rest[got:]
+
+
+class Staging:
+    """Two pinned buffers through which file bytes reach a GPU; a buffer waits for its last copy."""
+
+    def __init__(self, nbytes: int, device: torch.device) -> None:
+        cuda = device.type == "cuda"
+        self._buffers = [HostMemory(nbytes, pin=True) for _ in range(2 if cuda and nbytes else 0)]
+        self._copied: list[torch.cuda.Event | None] = [None] * len(self._buffers)
+        self._next = 0
+
+    def through(self, target: torch.Tensor, fill: Any) -> None:
+        at, self._next = self._next, (self._next + 1) % len(self._buffers)
+        before = self._copied[at]
+        if before is not None:
+            before.synchronize()
+        host = self._buffers[at].buffer[: target.numel()]
+        fill(host)
+        target.copy_(host, non_blocking=True)
+        self._copied[at] = done = torch.cuda.Event()
+        done.record()
+
+    def close(self) -> None:
+        for buffer in self._buffers:
+            buffer.close()
+        self._buffers = []
+
+
+def map_file(path: Path, nbytes: int) -> torch.Tensor:
+    """A flat uint8 tensor over a file: read when it is touched, written back by the system."""
+    return torch.from_file(str(path), shared=True, size=nbytes, dtype=torch.uint8)
+
+
+def disk_fault(error: OSError, path: object, nbytes: int) -> MemoryFault | PlacementFault:
+    """The error that an OSError of a disk tier stands for."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return MemoryFault(
+            "TT403",
+            f"the disk of {path} is full: {format_size(nbytes)} more were needed",
+            fix="free space, or name a folder on another disk",
+            needed=nbytes,
+        )
+    return PlacementFault("TT204", f"the disk folder {path} cannot be used: {error.strerror}")
+
+
+def take_lock(path: Path) -> IO[Any] | None:
+    """The open and locked file, or None if somebody else has the lock."""
+    while True:
+        file = open(path, "a+b")  # noqa: SIM115
+        if not _lock(file):
+            file.close()
+            return None
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file
+        # Its owner removed it between our open and our lock.
+        file.close()
+
+
+def _lock(file: IO[Any]) -> bool:
+    """Whether the lock was had; the system frees it when the process ends, however it ends."""
+    try:
+        import fcntl
+    except ImportError:
+        import msvcrt
+
+        lock: Any = msvcrt
+        try:
+            lock.locking(file.fileno(), lock.LK_NBLCK, 1)
+        except OSError:
+            return False
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
