@@ -26,7 +26,8 @@ LAYERS = (
     ("shape", ["naming", "quantize", "skeleton", "outline", "adapters"]),
     ("decision", ["devicemap", "compat", "fit"]),
     ("decision", ["costs", "drafts", "reasons", "forecast", "planner"]),
-    ("machinery", ["store", "disk", "stream", "fakes", "guard", "park", "intake", "rooms"]),
+    ("machinery", ["store", "disk", "lanes", "stream", "fakes"]),
+    ("machinery", ["guard", "park", "intake", "rooms"]),
     (
         "action",
         ["loading", "caches", "decode", "adapted", "apply", "merging", "report", "place", "attach"],

@@ -12,38 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tiny
+from rings import CPU, holds, run, slabs
 from trimtab.errors import RunningFault
 from trimtab.fakes import DeferredLane, RecordingSlab
+from trimtab.lanes import CudaLane, HostLane, lane_for
 from trimtab.plan import WeightSpec
 from trimtab.store import MemorySlab, SlabLayout
-from trimtab.stream import CudaLane, HostLane, Ring, lane_for
-
-CPU = torch.device("cpu")
-
-
-def slabs(count: int, log: list[object] | None = None) -> list[RecordingSlab]:
-    """Slabs of 256, 512, 768, 256, ... bytes; slab i is full of i + 1."""
-    made = []
-    for number in range(count):
-        rows = 256 * (1 + number % 3)
-        layout = SlabLayout.of([WeightSpec(f"{number}.weight", (rows, 1), "uint8")])
-        slab = RecordingSlab(layout, number, log)
-        slab.buffer.fill_(number + 1)
-        made.append(slab)
-    return made
-
-
-def holds(ring: Ring, slot: int, slab: RecordingSlab) -> bool:
-    buffer = ring.slots[slot].buffer[: slab.layout.nbytes]
-    return buffer.unique().tolist() == [int(slab.name) + 1]  # type: ignore[call-overload]
-
-
-def run(ring: Ring, made: Sequence[RecordingSlab], order: Sequence[int]) -> None:
-    for index in order:
-        slot = ring.take(index)
-        assert holds(ring, slot, made[index])
-        ring.give(slot)
-
+from trimtab.stream import Ring
 
 # ------------------------------------------------------------------------------ what is fetched
 

@@ -104,6 +104,9 @@ class DeferredLane:
     def mark(self) -> Event:
         return self._record("compute")
 
+    def close(self) -> None:
+        self.finish()
+
     def finish(self) -> None:
         """Runs all that was launched.
 

@@ -2,71 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from trimtab.errors import RunningFault
+from trimtab.lanes import Lane, lane_for
 from trimtab.store import Slab
-
-
-class Lane(Protocol):
-    """Orders copies beside the computation.
-
-    `copy(after, work)` runs `work` once the computation has reached the mark `after` (None: at
-    once) and returns a ticket; `wait(ticket)` makes the computation wait for that copy; `mark()`
-    is the computation's present position. Nothing here blocks the host.
-    """
-
-    def copy(self, after: Any, work: Callable[[], None]) -> Any: ...
-
-    def wait(self, ticket: Any) -> None: ...
-
-    def mark(self) -> Any: ...
-
-
-class HostLane:
-    """A CPU computes and copies in one order: every event is a no-op."""
-
-    def copy(self, after: Any, work: Callable[[], None]) -> Any:
-        work()
-
-    def wait(self, ticket: Any) -> None:
-        pass
-
-    def mark(self) -> Any:
-        return None
-
-
-class CudaLane:
-    """One copy stream beside the current stream of a CUDA device, ordered by events."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device)
-
-    def copy(self, after: Any, work: Callable[[], None]) -> Any:
-        if after is not None:
-            self._stream.wait_event(after)
-        with torch.cuda.stream(self._stream):
-            work()
-        done = torch.cuda.Event()
-        done.record(self._stream)
-        return done
-
-    def wait(self, ticket: Any) -> None:
-        if ticket is not None:
-            torch.cuda.current_stream(self._device).wait_event(ticket)
-
-    def mark(self) -> Any:
-        now = torch.cuda.Event()
-        now.record(torch.cuda.current_stream(self._device))
-        return now
-
-
-def lane_for(device: torch.device) -> Lane:
-    return CudaLane(device) if device.type == "cuda" else HostLane()
 
 
 class Slot:
@@ -107,7 +50,8 @@ class Ring:
         poison: bool = False,
     ) -> None:
         self._slabs = slabs
-        self._lane = lane if lane is not None else lane_for(device)
+        reads = any(slab.tier == "disk" for slab in slabs)
+        self._lane = lane if lane is not None else lane_for(device, reads=reads)
         self._poison = poison
         size = max((slab.layout.nbytes for slab in slabs), default=0)
         count = min(slots, len(slabs)) if not poison else slots
@@ -139,7 +83,8 @@ class Ring:
             self._lane.wait(slot.ticket)
             self._ahead(index)
         except BaseException:
-            slot.busy = False
+            # The copy may have failed: what the slot holds is not known.
+            slot.busy, slot.holds = False, None
             raise
         return self.slots.index(slot)
 
@@ -189,6 +134,7 @@ class Ring:
             slot.busy, slot.holds, slot.ticket, slot.used = False, None, None, self._lane.mark()
 
     def close(self) -> None:
+        self._lane.close()
         self.slots = []
 
     def _distance(self, held: int | None, index: int) -> int:
