@@ -22,8 +22,10 @@ class Gated(RecordingSlab):
         super().__init__(layout, name, log)
         self.gate = threading.Event()
         self.gate.set()
+        self.entered = threading.Event()
 
     def fetch(self, buffer: torch.Tensor) -> None:
+        self.entered.set()
         assert self.gate.wait(10)
         super().fetch(buffer)
 
@@ -71,6 +73,7 @@ def test_closing_waits_for_what_is_being_read() -> None:
     ring = Ring(made, 3, CPU)
     made[1].gate.clear()
     ring.take(0)
+    assert made[1].entered.wait(10)
     opened = threading.Timer(0.05, made[1].gate.set)
     opened.start()
     ring.close()

@@ -28,10 +28,8 @@ LAYERS = (
     ("decision", ["costs", "drafts", "reasons", "forecast", "planner"]),
     ("machinery", ["store", "disk", "lanes", "stream", "fakes"]),
     ("machinery", ["guard", "park", "intake", "rooms"]),
-    (
-        "action",
-        ["loading", "caches", "decode", "adapted", "apply", "merging", "report", "place", "attach"],
-    ),
+    ("action", ["loading", "caches", "decode", "adapted", "apply", "merging", "report"]),
+    ("action", ["prompts", "place", "attach"]),
     ("entry", ["api"]),
     ("counsel", ["diagnosis"]),
     ("package", ["__init__"]),

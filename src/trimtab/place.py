@@ -6,6 +6,7 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from trimtab.intake import Intake
 from trimtab.merging import allow_merging, refuse_merging
 from trimtab.park import Gate, Wrapped
 from trimtab.plan import STREAMED, Plan
+from trimtab.prompts import Prompts
 from trimtab.report import Report, measure
 from trimtab.rooms import Rooms
 
@@ -30,6 +32,13 @@ if TYPE_CHECKING:
     from trimtab.outline import Outline
 
 Progress = Callable[[str], None]
+
+
+@dataclass
+class Ran:
+    """What an answer came to: its tokens."""
+
+    tokens: int = 0
 
 
 class Placement:
@@ -62,9 +71,8 @@ class Placement:
         self._rooms = rooms
         self._gate = gate
         self.steps = steps
-        self._source = source
+        self._prompts = Prompts(source)
         self._shutdown = shutdown
-        self._processor: Any = None
         self._pace: float | None = None
 
     @property
@@ -82,15 +90,8 @@ class Placement:
         return tuple(self.applied)
 
     @property
-    def processor(self) -> Any:
-        """The checkpoint's processor, or its tokenizer where it has none."""
-        if self._processor is None:
-            self._processor = load_processor(self._source)
-        return self._processor
-
-    @property
     def tokenizer(self) -> Any:
-        return getattr(self.processor, "tokenizer", self.processor)
+        return self._prompts.tokenizer
 
     @torch.inference_mode(False)  # what is made inside one cannot be written to outside
     def add_adapter(
@@ -184,18 +185,22 @@ class Placement:
         """
         inputs = self.encode(messages)
         self.check_length(inputs["input_ids"], max_new_tokens)
-        start = time.perf_counter()
-        with self.using(adapter) as model, self.running():
+        with self.using(adapter) as model, self.running() as ran:
             tokens = model.generate(**inputs, max_new_tokens=max_new_tokens, **options)
             fresh = tokens[0, inputs["input_ids"].shape[-1] :].cpu()
-        self._pace = len(fresh) / (time.perf_counter() - start)
+            ran.tokens = len(fresh)
         return str(self.tokenizer.decode(fresh, skip_special_tokens=True))
 
     @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Around a call of the model: running out of GPU memory is said as TT404."""
+    def running(self) -> Iterator[Ran]:
+        """Around an answer: running out of GPU memory is said as TT404.
+
+        `report` says the pace of the last answer whose tokens were put into what this yields.
+        """
+        ran, start = Ran(), time.perf_counter()
         try:
-            yield
+            yield ran
+            self._pace = ran.tokens / (time.perf_counter() - start)
         except torch.OutOfMemoryError as error:
             raise MemoryFault(
                 "TT404",
@@ -205,19 +210,12 @@ class Placement:
             ) from error
 
     def encode(self, messages: str | list[dict[str, Any]]) -> dict[str, Any]:
-        """Model inputs on the device that runs, `input_ids` of shape [1, tokens] among them."""
-        tokenizer = self.tokenizer
-        if getattr(tokenizer, "chat_template", None) is None:
-            text = messages if isinstance(messages, str) else as_plain_text(messages)
-            encoded = tokenizer(text, return_tensors="pt")
-        else:
-            if isinstance(messages, str):
-                messages = [{"role": "user", "content": messages}]
-            encoded = tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
-            )
-        kept = ("input_ids", "attention_mask")
-        return {key: value.to(self.device) for key, value in encoded.items() if key in kept}
+        """Model inputs on the device that runs, `input_ids` of shape [1, tokens] among them.
+
+        Raises:
+            RunningFault: TT607, if the messages hold images or sound and there is no processor.
+        """
+        return self._prompts.encode(messages, self.device)
 
     def check_length(self, input_ids: torch.Tensor, max_new_tokens: int) -> None:
         """Raises TT606 if a prompt of [batch, tokens] and its answer exceed the planned context."""
@@ -341,18 +339,3 @@ def steps_of(plan: Plan, model: PreTrainedModel, rooms: Rooms) -> Steps:
         unable = "int8 products look for outliers on the host"
     recorder = None if unable else CudaRecorder(rooms.device)
     return Steps(model, rooms.ring, recorder, unable, plan.context, plan.batch)
-
-
-def load_processor(source: Path | str) -> Any:
-    """The checkpoint's processor, or its tokenizer where it has none."""
-    from transformers import AutoProcessor, AutoTokenizer
-
-    try:
-        return AutoProcessor.from_pretrained(source)
-    except (OSError, ValueError, ImportError, KeyError):
-        return AutoTokenizer.from_pretrained(source)
-
-
-def as_plain_text(messages: list[dict[str, Any]]) -> str:
-    """Messages for a model without a chat template: their contents, a line each."""
-    return "\n".join(str(one["content"]) for one in messages)

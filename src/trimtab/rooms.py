@@ -76,7 +76,12 @@ class Rooms:
         Raises:
             FormatFault: TT505, a planned weight never came.
         """
-        weights = {unit: self._arrived(unit, model) for unit in self.slabs}
+        owners: dict[int, list[tuple[torch.nn.Module, str]]] = {}
+        for module in model.modules():
+            for attribute, parameter in module._parameters.items():
+                if parameter is not None:
+                    owners.setdefault(id(parameter), []).append((module, attribute))
+        weights = {unit: self._arrived(unit, owners) for unit in self.slabs}
         streamed = [unit.name for unit in self.plan.of_mode(STREAMED)]
         ring = self.ring = Ring(
             [self.slabs[name] for name in streamed], self.plan.slots, self.device, poison=poison
@@ -93,12 +98,9 @@ class Rooms:
         self.homes.clear()
         return [ParkedUnit(name, weights[name], one) for name, one in carriers.items()]
 
-    def _arrived(self, unit: str, model: torch.nn.Module) -> list[ParkedWeight]:
-        owners: dict[int, list[tuple[torch.nn.Module, str]]] = {}
-        for module in model.modules():
-            for attribute, parameter in module._parameters.items():
-                if parameter is not None:
-                    owners.setdefault(id(parameter), []).append((module, attribute))
+    def _arrived(
+        self, unit: str, owners: Mapping[int, list[tuple[torch.nn.Module, str]]]
+    ) -> list[ParkedWeight]:
         found = []
         for name in self.slabs[unit].layout.spans:
             home = self.homes[name]
@@ -179,6 +181,14 @@ class Rooms:
             with out_of_memory(unit.name, nbytes):
                 memory = HostMemory(nbytes, pin=self.device.type == "cuda")
             self._undo.callback(memory.close)
+            if self.device.type == "cuda" and not memory.pinned:
+                raise MemoryFault(
+                    "TT404",
+                    f"{format_size(nbytes)} of memory for {unit.name} could not be pinned",
+                    why="a GPU looks rows up in pinned memory only",
+                    fix="raise the limit of locked memory, or plan with a larger --gpu",
+                    needed=nbytes,
+                )
             resting = memory.buffer
             seen = resting if self.device.type == "cpu" else seen_by_gpu(memory, self.device)
         self.tables[spec.name] = seen

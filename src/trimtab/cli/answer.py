@@ -97,5 +97,6 @@ def generate(
 ) -> None:
     """Generates into `stream`, which has what came so far also when this is interrupted."""
     placed.check_length(inputs["input_ids"], max_new_tokens)
-    with quiet.engine(), placed.running(), placed.using(adapter) as model:
+    with quiet.engine(), placed.running() as ran, placed.using(adapter) as model:
         model.generate(**inputs, max_new_tokens=max_new_tokens, streamer=stream, **options)
+        ran.tokens = len(stream.tokens)
