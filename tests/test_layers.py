@@ -30,9 +30,11 @@ LAYERS = (
     ("machinery", ["guard", "park", "intake", "rooms"]),
     ("action", ["loading", "caches", "decode", "adapted", "apply", "merging", "report"]),
     ("action", ["prompts", "place", "attach"]),
+    ("action", ["shards", "keys", "deltas", "changes", "partial"]),
     ("entry", ["api"]),
     ("counsel", ["diagnosis"]),
     ("package", ["__init__"]),
+    ("entry", ["merge"]),
     ("surface", ["cli"]),
 )
 """From the bottom up. A file imports lower layers, and those of its own that stand before it."""

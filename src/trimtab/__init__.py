@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from trimtab.diagnosis.explain import explain
     from trimtab.diagnosis.finding import Finding
     from trimtab.errors import TrimtabError
+    from trimtab.merge import merge
     from trimtab.place import Placement
     from trimtab.plan import Plan
 
@@ -35,6 +36,7 @@ __all__ = [
     "check",
     "explain",
     "load",
+    "merge",
     "plan",
 ]
 
@@ -47,6 +49,7 @@ _HOMES = {
     "check": "trimtab.diagnosis",
     "explain": "trimtab.diagnosis",
     "load": "trimtab.api",
+    "merge": "trimtab.merge",
     "plan": "trimtab.api",
 }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from trimtab.adapted import (
     unwrap,
 )
 from trimtab.adapters import ADAPTED, AdapterHeader, load_tensors
+from trimtab.compat import known_fields
 from trimtab.errors import AdapterFault
 from trimtab.fit import Fit, fit, three
 
@@ -133,10 +133,10 @@ def put_onto(
     given = {here: tensors[key] for key, here in decided.keys.items()}
     undo = Undo(model, name)
     try:
-        with _peft_refusals(header):
-            config = _config(decided)
+        with peft_refusals(header):
+            config = peft_config(decided)
             adapted = _inject(model, header, config, name)
-            _check_injected(adapted, decided, given, name)
+            check_injected(adapted, decided, given, name)
             if device is not None:
                 for weight in adapter_state(adapted, header, name).values():
                     weight.data = weight.data.to(device)
@@ -204,23 +204,6 @@ def remove(model: PeftModel, name: str) -> nn.Module:
     return kept
 
 
-def known_fields(header: AdapterHeader) -> tuple[str, ...]:
-    """The config fields that the installed PEFT knows for this kind of adapter.
-
-    Raises:
-        AdapterFault: TT307, if it does not know the kind.
-    """
-    kind = PEFT_TYPE_TO_CONFIG_MAPPING.get(header.peft_type)
-    if kind is None:
-        raise AdapterFault(
-            "TT307",
-            f"{header.source} is of the kind {header.peft_type}, which the installed PEFT does not"
-            " know",
-            fix="pip install -U peft",
-        )
-    return tuple(one.name for one in dataclasses.fields(kind))
-
-
 def _check_name(model: nn.Module, name: str) -> None:
     taken = tuple(model.peft_config) if isinstance(model, PeftModel) else ()
     if name in taken:
@@ -274,7 +257,7 @@ def _same(here: torch.Tensor, there: torch.Tensor) -> bool:
     return here.shape == there.shape and torch.equal(here.cpu(), there.to(here.dtype))
 
 
-def _config(decided: Fit) -> PeftConfig:
+def peft_config(decided: Fit) -> PeftConfig:
     fields = dict(decided.config)
     kind = PEFT_TYPE_TO_CONFIG_MAPPING[fields["peft_type"]]
     config: PeftConfig = kind.from_peft_type(**kind.check_kwargs(**fields))
@@ -298,7 +281,7 @@ def _inject(model: nn.Module, header: AdapterHeader, config: PeftConfig, name: s
     return kind(model, config, name, autocast_adapter_dtype=True, low_cpu_mem_usage=False)
 
 
-def _check_injected(
+def check_injected(
     model: PeftModel, decided: Fit, given: Mapping[str, torch.Tensor], name: str
 ) -> None:
     header = decided.header
@@ -327,7 +310,7 @@ def _check_injected(
 
 
 @contextlib.contextmanager
-def _peft_refusals(header: AdapterHeader) -> Iterator[None]:
+def peft_refusals(header: AdapterHeader) -> Iterator[None]:
     """Translates what PEFT raises; running out of memory is not PEFT's doing."""
     refusals = (
         ValueError, TypeError, KeyError, AttributeError, RuntimeError, NotImplementedError,

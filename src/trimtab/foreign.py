@@ -204,3 +204,81 @@ def adapter_state(model: torch.nn.Module) -> tuple[Any, ...]:
             names = one.active_adapters
             state.append((one._disable_adapters, *((name, scaling.get(name)) for name in names)))
     return (*sorted((name, id(config)) for name, config in configs.items()), *state)
+
+
+def key_conversions(model: PreTrainedModel) -> list[Any]:
+    """What the loader does to a checkpoint's keys on their way to the model's names."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+
+    return list(get_model_conversion_mapping(model))
+
+
+def renamed_key(
+    key: str, model: PreTrainedModel, conversions: list[Any], known: dict[str, Any]
+) -> tuple[str, str | None]:
+    """The parameter that the loader makes of a checkpoint's key, as `from_pretrained` finds it.
+
+    `known` is the model's state dict. If the tensor is converted, not only renamed, the name is
+    that of the first parameter that comes of it, and the second value says which pattern matched.
+    """
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+    renamings = [one for one in conversions if isinstance(one, WeightRenaming)]
+    converters = [one for one in conversions if isinstance(one, WeightConverter)]
+    prefix = model.base_model_prefix
+    name, pattern = rename_source_key(key, renamings, converters, prefix, known)
+    if name not in known and key in known:
+        name, pattern = rename_source_key(key, [], [], prefix, known)
+    return name, pattern
+
+
+def natural_order(key: str) -> Any:
+    """The order in which the loader takes a checkpoint's keys: experts by number."""
+    from transformers.core_model_loading import dot_natural_key
+
+    return dot_natural_key(key)
+
+
+def convert_tensors(
+    model: PreTrainedModel,
+    conversions: list[Any],
+    name: str,
+    tensors: list[tuple[str, str, torch.Tensor]],
+) -> dict[str, torch.Tensor]:
+    """The parameters that the loader makes of tensors whose first parameter is `name`.
+
+    `tensors` are (key, pattern that matched, tensor), in natural order.
+    """
+    import copy
+
+    from transformers.core_model_loading import WeightConverter
+
+    pattern = tensors[0][1]
+    converter: Any = next(
+        one
+        for one in reversed(conversions)
+        if isinstance(one, WeightConverter) and pattern in one.source_patterns
+    )
+    converter = copy.deepcopy(converter)
+    for key, matched, tensor in tensors:
+        converter.add_tensor(name, key, matched, tensor)
+    made = converter.convert(name, model=model, config=model.config)
+    return {to: one[0] if isinstance(one, list) else one for to, one in made.items()}
+
+
+def reverted_tensors(
+    model: PreTrainedModel, conversions: list[Any], tensors: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Parameters as a checkpoint holds them, by key, as `save_pretrained` writes them."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import revert_weight_conversion
+
+    if all(hasattr(one, "was_used") for one in conversions):
+        used = [one for one in conversions if one.was_used()]
+    else:  # before transformers 5.10 or so; names of TensorFlow's time are not written again
+        used = list(get_model_conversion_mapping(model, add_legacy=False))
+    model._weight_conversions = used
+    try:
+        return dict(revert_weight_conversion(model, tensors))
+    finally:
+        del model._weight_conversions

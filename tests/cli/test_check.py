@@ -64,4 +64,4 @@ def test_explain_a_text(
     findings = json.loads(capsys.readouterr().out)["findings"]
     assert [one["code"] for one in findings] == ["TT403", "TT401"]
     assert main(["explain", "nothing known"]) == 0
-    assert capsys.readouterr().out == "no code of trimtab's is in that text\n"
+    assert capsys.readouterr().out == "nothing in that text is known here\n"

@@ -1,8 +1,10 @@
-"""`trimtab explain`: the page of a code, or what is known of an error text."""
+"""`trimtab explain`: the page of a code, or what is known of a traceback."""
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,14 +15,14 @@ from trimtab.cli.options import AsJson
 
 def command(
     what: Annotated[
-        str, typer.Argument(metavar="CODE|TEXT", help="As TT401; an error text; - for stdin.")
+        str, typer.Argument(metavar="CODE|FILE|TEXT", help="As TT401; a log; - for stdin.")
     ] = "-",
     json: AsJson = False,
 ) -> None:
-    """Say what an error means and what to do."""
+    """Say what an error or a traceback means and what to do."""
     from trimtab.diagnosis import explain, registry
 
-    text = sys.stdin.read() if what == "-" else what
+    text = _text(what)
     if registry.CODE.fullmatch(text.strip().upper()):
         text = text.strip().upper()
         try:
@@ -30,4 +32,12 @@ def command(
         if not json:
             print(told)
             return
-    show(explain(text), as_json=json, none="no code of trimtab's is in that text")
+    show(explain(text), as_json=json, none="nothing in that text is known here")
+
+
+def _text(what: str) -> str:
+    if what == "-":
+        return sys.stdin.read()
+    if os.path.isfile(what):  # which takes any text for a path, a long one too
+        return Path(what).read_text(encoding="utf-8", errors="replace")
+    return what

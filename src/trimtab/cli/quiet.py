@@ -11,16 +11,18 @@ from collections.abc import Iterator
 from typing import TextIO
 
 _LOGGERS = ("transformers", "peft", "accelerate", "bitsandbytes", "torch", "huggingface_hub")
-_SWITCHES = {
+SWITCHES = {
     "TRANSFORMERS_VERBOSITY": "error",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
+"""Of the environment, set where the user has not."""
+
 if sys.platform == "linux":
     # Else torch's allocator holds up to a sixth more than it gives out. Two names: since torch 2.9
     # the second.
     for _name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
-        _SWITCHES[_name] = "expandable_segments:True"
+        SWITCHES[_name] = "expandable_segments:True"
 
 
 def debugging() -> bool:
@@ -40,7 +42,7 @@ def libraries() -> Iterator[None]:
             logger = logging.getLogger(name)
             undo.callback(logger.setLevel, logger.level)
             logger.setLevel(logging.ERROR)
-        for name, value in _SWITCHES.items():
+        for name, value in SWITCHES.items():
             if name not in os.environ:
                 undo.callback(os.environ.pop, name, None)
                 os.environ[name] = value

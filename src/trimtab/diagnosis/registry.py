@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pkgutil
 import re
 from importlib import import_module
@@ -22,6 +23,7 @@ FAMILIES: Final = {
 CODE: Final = re.compile(r"\bTT\d{3}\b")
 
 
+@functools.cache
 def codes() -> tuple[str, ...]:
     """Every code that has a page, ascending."""
     names = (one.name.upper() for one in pkgutil.iter_modules(rules.__path__))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from trimtab.diagnosis.sign import Sign
 from trimtab.errors import TITLES
 
 _BREAK = re.compile(r"(?<=\S)\n(?: {2})?(?=[^\s-])")
@@ -20,7 +22,9 @@ class Rule:
     `seen` is what a user sees, `why` the cause, `versions` which versions have it, `fix` what to
     do, `not_helping` what is often advised and changes nothing, `library` whose the fault is,
     `references` issues as `owner/name#number`. A `foreign` fault is never raised by trimtab, only
-    recognised in what other libraries raise.
+    recognised in what other libraries raise, by its `signs`, or warn of, by what is `said` in a log
+    (regular expressions); it is in the versions of `affected`:
+    package -> (from this one, before that one), either "" for no bound.
     """
 
     code: str
@@ -32,6 +36,9 @@ class Rule:
     not_helping: str = ""
     references: tuple[str, ...] = ()
     foreign: bool = False
+    signs: tuple[Sign, ...] = ()
+    said: tuple[str, ...] = ()
+    affected: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for one in dataclasses.fields(self):

@@ -46,7 +46,7 @@ def check_versions(
         if here is None:
             if package in FLOORS:
                 found.append(_missing(package))
-        elif _release(here) < _release(wanted):
+        elif release(here) < release(wanted):
             found.append(_too_old(package, here, wanted, who))
     return found
 
@@ -64,7 +64,18 @@ def _too_old(package: str, here: str, wanted: str, who: str) -> Finding:
     )
 
 
-def _release(version: str) -> tuple[int, ...]:
+def is_within(version: str, first: str, end: str) -> bool:
+    """Whether a version is one from `first` on and before `end`; "" is no bound.
+
+    Example:
+        >>> is_within("0.18.1", "", "0.19")
+        True
+    """
+    here = release(version)
+    return here >= release(first) and not (end and here >= release(end))
+
+
+def release(version: str) -> tuple[int, ...]:
     """The numbers of a version, without what follows them: (5, 1, 0) of `5.1.0.dev0`."""
     found = re.match(r"\d+(\.\d+)*", version)
     return tuple(int(part) for part in found[0].split(".")) if found else ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trimtab.diagnosis.rule import Rule
+from trimtab.diagnosis.sign import Sign
 
 RULE = Rule(
     code="TT101",
@@ -26,4 +27,12 @@ RULE = Rule(
         Installing it into another environment. `--quant none` needs no bitsandbytes, but four
         times the bytes of NF4.
         """,
+    signs=(
+        Sign(
+            r"FlashAttention\d? has been toggled on, but it cannot be used"
+            r"|requires? (the latest version of )?(bitsandbytes|accelerate)\b|Using `bitsandbytes`",
+            ("ImportError", "ModuleNotFoundError", "PackageNotFoundError"),
+            through=r"^(transformers|peft|accelerate)/",
+        ),
+    ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trimtab.diagnosis.rule import Rule
+from trimtab.diagnosis.sign import Sign
 
 RULE = Rule(
     code="TT103",
@@ -30,4 +31,14 @@ RULE = Rule(
     not_helping="""
         Reinstalling trimtab or transformers: neither holds anything of CUDA.
         """,
+    signs=(
+        Sign(
+            r"Cannot access accelerator device when none is available"
+            r"|Torch not compiled with CUDA enabled|Found no NVIDIA driver"
+            r"|pin_memory=True requires a CUDA",
+            ("RuntimeError", "AssertionError"),
+            through=r"^(transformers|peft|accelerate|bitsandbytes)/",
+            alone=False,
+        ),
+    ),
 )

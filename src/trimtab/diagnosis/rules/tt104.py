@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trimtab.diagnosis.rule import Rule
+from trimtab.diagnosis.sign import Sign
 
 RULE = Rule(
     code="TT104",
@@ -28,4 +29,11 @@ RULE = Rule(
     not_helping="""
         `trust_remote_code=True`: there is no such option here.
         """,
+    signs=(
+        Sign(
+            r"but Transformers does not recognize this architecture|has no attribute '\w+For\w+'",
+            ("ValueError", "AttributeError"),
+            through=r"^transformers/models/auto/",
+        ),
+    ),
 )

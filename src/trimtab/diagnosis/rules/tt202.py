@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trimtab.diagnosis.rule import Rule
+from trimtab.diagnosis.sign import Sign
 
 RULE = Rule(
     code="TT202",
@@ -27,4 +28,11 @@ RULE = Rule(
     not_helping="""
         A key for each parameter: the module's name covers them all.
         """,
+    signs=(
+        Sign(
+            r"does not give any device for the following parameters: (?!base_model\.model\.)"
+            r"|doesn't have any device set",
+            ("ValueError",),
+        ),
+    ),
 )

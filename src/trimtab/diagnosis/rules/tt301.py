@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trimtab.diagnosis.rule import Rule
+from trimtab.diagnosis.sign import Sign
 
 RULE = Rule(
     code="TT301",
@@ -27,4 +28,13 @@ RULE = Rule(
     not_helping="""
         Naming the `.safetensors` file itself: the config is needed too.
         """,
+    signs=(
+        Sign(r"Can't find 'adapter_config\.json' at", ("ValueError",)),
+        Sign(
+            r"Repo id must|not a local folder and is not a valid model identifier",
+            ("HFValidationError", "OSError", "RepositoryNotFoundError"),
+            through=r"^peft/utils/save_and_load\.py:load_peft_weights$|^peft/.*:_get_peft_type$",
+            alone=False,
+        ),
+    ),
 )

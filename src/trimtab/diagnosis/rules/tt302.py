@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trimtab.diagnosis.rule import Rule
+from trimtab.diagnosis.sign import Sign
 
 RULE = Rule(
     code="TT302",
@@ -26,4 +27,12 @@ RULE = Rule(
     not_helping="""
         `weights_only=False`: it runs whatever is in the file.
         """,
+    signs=(
+        Sign(
+            r"Error while deserializing header",
+            ("SafetensorError",),
+            through=r"^peft/|^transformers/integrations/peft\.py:load_adapter$",
+            alone=False,
+        ),
+    ),
 )

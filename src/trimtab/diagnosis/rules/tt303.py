@@ -30,4 +30,5 @@ RULE = Rule(
         Renaming the adapter. `strict=False` and its like are what PEFT does anyway.
         """,
     references=("huggingface/peft#1932", "huggingface/peft#2566"),
+    said=(r"Found missing adapter keys while loading the checkpoint",),
 )

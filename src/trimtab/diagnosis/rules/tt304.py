@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trimtab.diagnosis.rule import Rule
+from trimtab.diagnosis.sign import Sign
 
 RULE = Rule(
     code="TT304",
@@ -25,4 +26,10 @@ RULE = Rule(
     not_helping="""
         `target_modules="all-linear"`: it makes layers for which the file has no tensors.
         """,
+    signs=(
+        Sign(
+            r"Target modules .* not found in the base model|Please specify `target_modules`",
+            ("ValueError", "NoMatchingPeftModuleError"),
+        ),
+    ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trimtab.diagnosis.rule import Rule
+from trimtab.diagnosis.sign import Sign
 
 RULE = Rule(
     code="TT306",
@@ -29,4 +30,13 @@ RULE = Rule(
         is quantized or placed already.
         """,
     references=("huggingface/peft#2415",),
+    signs=(
+        Sign(r"size mismatch for base_model\.model\.(?!.*\.hada_)", ("RuntimeError",)),
+        Sign(
+            r"You set `ignore_mismatched_sizes` to `False`",
+            ("RuntimeError",),
+            through=r"^transformers/integrations/peft\.py:",
+            alone=False,
+        ),
+    ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trimtab.diagnosis.rule import Rule
+from trimtab.diagnosis.sign import Sign
 
 RULE = Rule(
     code="TT307",
@@ -26,4 +27,17 @@ RULE = Rule(
         Deleting the field from the config: the adapter loads and computes something else.
         """,
     references=("huggingface/peft#2275",),
+    signs=(
+        Sign(
+            r"^'[A-Z0-9_]+'$",
+            ("KeyError",),
+            innermost=r"^peft/(peft_model|config|mapping)\.py:",
+            alone=False,
+        ),
+        Sign(
+            r"^(Lora|AdaLora|LoHa|LoKr|IA3|OFT|BOFT|Vera|\w*Prompt\w*|\w*Tuning\w*|\w*Lora)Config"
+            r"\.__init__\(\) got an unexpected keyword argument",
+            ("TypeError",),
+        ),
+    ),
 )

@@ -7,7 +7,8 @@ from trimtab.diagnosis.rule import Rule
 RULE = Rule(
     code="TT309",
     seen="""
-        `merge_adapter`, `merge_and_unload` or a layer's `merge` is called on a placed model.
+        `merge_adapter`, `merge_and_unload` or a layer's `merge` is called on a placed model, or
+        `trimtab merge` is given a quantized base.
         """,
     why="""
         Merging writes into the base's weights. A quantized base would be decoded, changed and

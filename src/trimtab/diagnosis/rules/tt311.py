@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trimtab.diagnosis.rule import Rule
+from trimtab.diagnosis.sign import Sign
 
 RULE = Rule(
     code="TT311",
@@ -25,4 +26,12 @@ RULE = Rule(
     not_helping="""
         Adding it a second time under the same name to reload it: remove it first.
         """,
+    signs=(
+        Sign(
+            r"^Adapter \S+ (not found|does not exist)|Adapter with name \S+ already exists",
+            ("ValueError",),
+            through=r"^(peft/|transformers/integrations/peft)",
+            alone=False,
+        ),
+    ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trimtab.diagnosis.rule import Rule
+from trimtab.diagnosis.sign import Sign
 
 RULE = Rule(
     code="TT313",
@@ -29,4 +30,7 @@ RULE = Rule(
         `exclude_modules` at loading: the tensors are in the file and would be dropped.
         """,
     references=("huggingface/peft#3129",),
+    signs=(
+        Sign(r"Target module [\s\S]* is not supported", ("ValueError",), through=r"^peft/tuners/"),
+    ),
 )

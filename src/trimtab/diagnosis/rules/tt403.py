@@ -7,7 +7,7 @@ from trimtab.diagnosis.rule import Rule
 RULE = Rule(
     code="TT403",
     seen="""
-        The disk ran full while the files of the disk tier were made.
+        The disk ran full while the files of the disk tier were made, or a merged checkpoint.
         """,
     why="""
         Each unit that rests on the disk has a file of its exact size, whose blocks are taken at
@@ -19,7 +19,8 @@ RULE = Rule(
         """,
     fix="""
         Free space, or name a folder on another disk (`disk_folder`, or the environment variable
-        `TMPDIR`). What was written is removed.
+        `TMPDIR`). What was written is removed; of a merge, whole files are kept, and the same
+        command goes on with the next.
         """,
     library="the machine",
     not_helping="""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trimtab.diagnosis.rule import Rule
+from trimtab.diagnosis.sign import Sign
 
 RULE = Rule(
     code="TT404",
@@ -27,4 +28,13 @@ RULE = Rule(
         `PYTORCH_CUDA_ALLOC_CONF`: the plan allocates slabs of exact size, so there is little to
         fragment.
         """,
+    signs=(
+        Sign(
+            r"CUDA out of memory",
+            ("OutOfMemoryError", "RuntimeError"),
+            through=r"^(transformers|peft|accelerate|bitsandbytes)/(?!.*:caching_allocator_warmup$)",
+            confidence="likely",
+            alone=False,
+        ),
+    ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trimtab.diagnosis.rule import Rule
+from trimtab.diagnosis.sign import Sign
 
 RULE = Rule(
     code="TT502",
@@ -25,4 +26,13 @@ RULE = Rule(
     not_helping="""
         Deleting the index file: the shards are read by it.
         """,
+    signs=(
+        Sign(
+            r"Error while deserializing header",
+            ("SafetensorError",),
+            innermost=r"^transformers/|^safetensors/",
+            through=r"^transformers/modeling_utils\.py:from_pretrained$",
+            alone=False,
+        ),
+    ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trimtab.diagnosis.rule import Rule
+from trimtab.diagnosis.sign import Sign
 
 RULE = Rule(
     code="TT503",
@@ -24,4 +25,5 @@ RULE = Rule(
     not_helping="""
         Renaming a shard of another model to fill the gap.
         """,
+    signs=(Sign(r"Error no file named .* found in directory", ("OSError", "EnvironmentError")),),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trimtab.diagnosis.rule import Rule
+from trimtab.diagnosis.sign import Sign
 
 RULE = Rule(
     code="TT506",
@@ -24,4 +25,13 @@ RULE = Rule(
     not_helping="""
         `ignore_mismatched_sizes=True`: the tensor is left at random values.
         """,
+    signs=(
+        Sign(
+            r"You set `ignore_mismatched_sizes` to `False`",
+            ("RuntimeError",),
+            innermost=r"^transformers/",
+            through=r"^transformers/modeling_utils\.py:from_pretrained$",
+            alone=False,
+        ),
+    ),
 )
