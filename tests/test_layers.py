@@ -20,8 +20,8 @@ SOURCE = ROOT / "src" / "trimtab"
 LAYERS = (
     ("words", ["errors", "memory"]),
     ("foreign", ["foreign"]),
-    ("facts", ["hardware", "checkpoint"]),
     ("formats", ["formats"]),
+    ("facts", ["hardware", "headers", "checkpoint"]),
     ("decision, as data", ["plan"]),
     ("shape", ["naming", "quantize", "skeleton", "outline", "adapters"]),
     ("decision", ["devicemap", "compat", "fit"]),

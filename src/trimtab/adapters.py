@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import pickle
-import struct
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trimtab.errors import AdapterFault
 from trimtab.formats.base import DTYPE_BYTES
-from trimtab.memory import format_size
+from trimtab.headers import DTYPES, DamagedFile, read_header
 
 if TYPE_CHECKING:
     import torch
@@ -25,12 +24,6 @@ PICKLE_FILE: Final = "adapter_model.bin"
 
 ADAPTED: Final = "base_model.model."
 """What PEFT puts before the base's own names, in its files."""
-
-_DTYPES: Final = {
-    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
-    "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
-    "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
-}  # fmt: skip
 
 _PREFIXES: Final = {
     "LORA": "lora_", "ADALORA": "lora_", "LOHA": "hada_", "VERA": "vera_lambda_",
@@ -301,31 +294,14 @@ def _read_config(file: Path) -> dict[str, Any]:
 
 def _read_header(file: Path) -> dict[str, AdapterTensor]:
     """The tensors of a safetensors file, checked against its size on disk."""
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        start = stream.read(8)
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
-        if length > size - 8:
-            raise _damaged(file, f"its {format_size(size)} end before its header does")
-        text = stream.read(length)
     try:
-        entries = json.loads(text)
-        entries.pop("__metadata__", None)
-        tensors = {
-            key: AdapterTensor(key, _DTYPES[one["dtype"]], tuple(map(int, one["shape"])))
-            for key, one in entries.items()
-        }
-        spans = {key: tuple(map(int, one["data_offsets"])) for key, one in entries.items()}
-        end = max((span[1] for span in spans.values()), default=0)
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as exc:
-        raise _damaged(file, f"its header cannot be read ({type(exc).__name__}: {exc})") from exc
-    for key, one in tensors.items():
-        begins, stop = spans[key]
-        if begins < 0 or stop - begins != one.nbytes:
-            raise _damaged(file, f"{key} has {stop - begins} bytes for the shape {one.shape}")
-    if size != 8 + length + end:
-        raise _damaged(file, f"it has {size} bytes, its header says {8 + length + end}")
-    return tensors
+        entries, _ = read_header(file)
+    except DamagedFile as problem:
+        raise _damaged(file, str(problem)) from problem
+    odd = next((one for one in entries if one.stored not in DTYPES), None)
+    if odd is not None:
+        raise _damaged(file, f"{odd.name} has the unknown dtype {odd.stored}")
+    return {one.name: AdapterTensor(one.name, one.dtype, one.shape) for one in entries}
 
 
 def _read_pickle(file: Path) -> dict[str, torch.Tensor]:

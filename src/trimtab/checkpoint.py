@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trimtab.errors import EnvironmentFault, FormatFault
+from trimtab.headers import DTYPES, DamagedFile, read_header
 
 if TYPE_CHECKING:
     from huggingface_hub import SafetensorsRepoMetadata
-
-SAFETENSORS_DTYPES = {
-    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
-    "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
-    "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
-}  # fmt: skip
 
 PEFT_PREFIX = "base_model.model."
 SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
@@ -209,37 +203,14 @@ def read_safetensors(path: Path) -> dict[str, TensorSpec]:
     Raises:
         FormatFault: TT502, if the file is shorter or longer than its header says.
     """
-    header, held = _safetensors_header(path)
-    header.pop("__metadata__", None)
-    tensors, end = {}, 0
     try:
-        for name, entry in header.items():
-            start, stop = entry["data_offsets"]
-            shape = tuple(int(size) for size in entry["shape"])
-            dtype = SAFETENSORS_DTYPES.get(entry["dtype"], str(entry["dtype"]).lower())
-            tensors[name] = TensorSpec(name, dtype, shape, stop - start, path.name)
-            end = max(end, stop)
-    except (KeyError, TypeError, ValueError, AttributeError) as problem:
-        raise _damaged(path, "its header is not that of a safetensors file") from problem
-    if end != held:
-        raise _damaged(path, f"its header promises {end} bytes of tensors, it holds {held}")
-    return tensors
-
-
-def _safetensors_header(path: Path) -> tuple[dict[str, Any], int]:
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        first = file.read(8)
-        length = struct.unpack("<Q", first)[0] if len(first) == 8 else size
-        if length > size - 8:
-            raise _damaged(path, f"it has {size} bytes, and its header alone should be longer")
-        try:
-            header = json.loads(file.read(length))
-        except ValueError as problem:
-            raise _damaged(path, "its header is not readable") from problem
-    if not isinstance(header, dict):
-        raise _damaged(path, "its header is not that of a safetensors file")
-    return header, size - 8 - length
+        entries, _ = read_header(path)
+    except DamagedFile as problem:
+        raise _damaged(path, str(problem)) from problem
+    return {
+        one.name: TensorSpec(one.name, one.dtype, one.shape, one.nbytes, path.name)
+        for one in entries
+    }
 
 
 def read_pickled(path: Path) -> dict[str, TensorSpec]:
@@ -324,7 +295,7 @@ def _from_metadata(metadata: SafetensorsRepoMetadata) -> dict[str, TensorSpec]:
     return {
         name: TensorSpec(
             name,
-            SAFETENSORS_DTYPES.get(info.dtype, info.dtype.lower()),
+            DTYPES.get(info.dtype, info.dtype.lower()),
             tuple(info.shape),
             info.data_offsets[1] - info.data_offsets[0],
             file,

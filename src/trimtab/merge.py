@@ -23,10 +23,11 @@ from trimtab.compat import known_fields
 from trimtab.deltas import Delta, check_mergeable
 from trimtab.errors import AdapterFault, EnvironmentFault, FormatFault, TrimtabError
 from trimtab.fit import fit
+from trimtab.headers import Entry, read_header
 from trimtab.keys import Keys, Read
 from trimtab.memory import format_size
 from trimtab.partial import Partial, disk_faults
-from trimtab.shards import Entry, read_entries, read_tensor, write_copy
+from trimtab.shards import read_tensor, write_copy
 from trimtab.skeleton import build_skeleton
 
 if TYPE_CHECKING:
@@ -214,7 +215,7 @@ def _is_other(file: str) -> bool:
 
 def _entries(checkpoint: Checkpoint, folder: Path) -> dict[str, Entry]:
     files = sorted({one.file for one in checkpoint.tensors.values()})
-    return {one.name: one for file in files for one in read_entries(folder / file)[0]}
+    return {one.name: one for file in files for one in read_header(folder / file)[0]}
 
 
 def _delta(

@@ -8,47 +8,21 @@ import math
 import os
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
 import torch
 
-from trimtab.checkpoint import SAFETENSORS_DTYPES
+from trimtab.headers import Entry, read_header
 
 _CHUNK: Final = 8 << 20
 _ALIGN: Final = 8
 """What safetensors pads its header to."""
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A tensor in a file: safetensors' name of its dtype, and where its bytes begin and end."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    stop: int
-
-
-def read_entries(path: Path) -> tuple[list[Entry], dict[str, str]]:
-    """The tensors of a file in the order of their bytes, and the file's own metadata."""
-    with path.open("rb") as file:
-        length = struct.unpack("<Q", file.read(8))[0]
-        header = json.loads(file.read(length))
-    metadata = header.pop("__metadata__", {})
-    base = 8 + length
-    entries = [
-        Entry(name, one["dtype"], tuple(one["shape"]), *(base + at for at in one["data_offsets"]))
-        for name, one in header.items()
-    ]
-    return sorted(entries, key=lambda one: (one.start, one.stop)), metadata
-
-
 def read_tensor(path: Path, entry: Entry) -> torch.Tensor:
     """A private copy of one tensor, in memory of exactly its size."""
-    dtype: torch.dtype = getattr(torch, SAFETENSORS_DTYPES[entry.dtype])
+    dtype: torch.dtype = getattr(torch, entry.dtype)
     tensor = torch.empty(math.prod(entry.shape), dtype=dtype)
     if tensor.numel():
         with path.open("rb") as file:
@@ -69,7 +43,7 @@ def write_copy(
     its bytes are copied. `added` maps the name of a further tensor to the name of one of this file
     that it is like, and to what makes it. `target` is there when it is whole, not before.
     """
-    entries, metadata = read_entries(source)
+    entries, metadata = read_header(source)
     like = {one.name: one for one in entries}
     sizes = [(one.name, one) for one in entries] + [
         (name, like[of]) for name, (of, _) in added.items()
@@ -95,7 +69,7 @@ def _write_header(
     at = 0
     for name, one in sizes:
         end = at + one.stop - one.start
-        header[name] = {"dtype": one.dtype, "shape": list(one.shape), "data_offsets": [at, end]}
+        header[name] = {"dtype": one.stored, "shape": list(one.shape), "data_offsets": [at, end]}
         at = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGN)
@@ -115,7 +89,7 @@ def _copy(file: IO[bytes], out: IO[bytes], entry: Entry) -> None:
 
 
 def _write(out: IO[bytes], tensor: torch.Tensor, entry: Entry) -> None:
-    wanted = getattr(torch, SAFETENSORS_DTYPES[entry.dtype])
+    wanted = getattr(torch, entry.dtype)
     assert (tensor.dtype, tuple(tensor.shape)) == (wanted, entry.shape), entry.name
     if tensor.numel():
         out.write(_bytes_of(tensor.detach().contiguous()))
