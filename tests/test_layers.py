@@ -31,7 +31,7 @@ LAYERS = (
     ("action", ["loading", "caches", "decode", "adapted", "apply", "merging", "report"]),
     ("action", ["prompts", "place", "attach"]),
     ("action", ["shards", "keys", "deltas", "changes", "partial"]),
-    ("entry", ["api"]),
+    ("entry", ["api", "bench"]),
     ("counsel", ["diagnosis"]),
     ("package", ["__init__"]),
     ("entry", ["merge"]),

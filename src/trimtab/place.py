@@ -233,6 +233,11 @@ class Placement:
         self._check_open()
         return measure(self.plan, self.model, self._rooms, self.applied, self._pace)
 
+    def read_gbps(self) -> float:
+        """Bandwidth at which the streamed units come now, in 1e9 bytes a second: each once."""
+        self._check_open()
+        return self._rooms.read_gbps()
+
     def close(self) -> None:
         """Frees all that the placement holds: weights, slabs, slots, files.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,6 +64,20 @@ class Rooms:
         self.slabs.clear()
         self.tables.clear()
         self._shared.clear()
+
+    def read_gbps(self) -> float:
+        """Bandwidth of the streamed slabs, each read once into memory of its own.
+
+        On a CPU; a GPU's is `hardware.measured_link_gbps`.
+        """
+        slabs = [self.slabs[unit.name] for unit in self.plan.of_mode(STREAMED)]
+        largest = max((slab.layout.nbytes for slab in slabs), default=0)
+        buffer = torch.empty(largest, dtype=torch.uint8)
+        start = time.perf_counter()
+        for slab in slabs:
+            slab.fetch(buffer)
+        seconds = max(time.perf_counter() - start, 1e-9)
+        return sum(slab.layout.nbytes for slab in slabs) / seconds / 1e9
 
     def share(self, tensor: torch.Tensor) -> torch.Tensor:
         """One copy for all equal tensors: code books, elements of stand-ins."""
