@@ -10,8 +10,9 @@ import torch
 
 import tiny
 from placing import placed, planned
-from trimtab import caches
+from trimtab import caches, foreign
 from trimtab.api import load
+from trimtab.decode import ActiveAdapters
 from trimtab.fakes import Rerun
 from trimtab.place import Placement
 
@@ -164,3 +165,30 @@ def test_closing_lets_go_of_the_steps(streamed: Placement) -> None:
     generate(streamed, "a")
     streamed.close()
     assert streamed.steps.cache is None
+
+
+def test_the_model_is_walked_when_its_adapters_change_and_not_for_each_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = tiny.checkpoint("llama")
+    walks: list[object] = []
+    walk = foreign.adapter_layers
+    monkeypatch.setattr(
+        foreign, "adapter_layers", lambda model: (walks.append(model), walk(model))[1]
+    )
+    with placed(folder, adapters={"a": tiny.adapter(folder)}) as placement:
+        active = ActiveAdapters(placement.model.get_base_model())
+        one = active.state()
+        with placement.using(None):
+            base = active.state()
+        assert active.state() == one != base
+        assert len(walks) == 1
+        placement.add_adapter("b", tiny.adapter(folder, seed=7))
+        two = active.state()
+        with placement.using("b"):
+            assert active.state() not in (one, two, base)
+        assert len(walks) == 2
+        # PEFT's own way, past the placement: the layers are gone, the configs may stay.
+        placement.model.unload()
+        assert len(active.state()) < len(two)
+        assert len(walks) == 3

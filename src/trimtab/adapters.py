@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from trimtab.errors import AdapterFault
+from trimtab.errors import AdapterFault, first_line
 from trimtab.formats.base import DTYPE_BYTES
 from trimtab.headers import DTYPES, DamagedFile, read_header
 
@@ -251,11 +251,11 @@ def _from_hub(name: str, file: str) -> Path | None:
         return Path(hf_hub_download(name, file))
     except LocalEntryNotFoundError as exc:
         # Offline, a file that is not cached looks the same as one that does not exist.
-        why = str(exc).splitlines()[0]
+        why = first_line(exc)
     except EntryNotFoundError:
         return None
     except (OSError, ValueError) as exc:
-        why = (str(exc) or type(exc).__name__).splitlines()[0]
+        why = first_line(exc)
     raise AdapterFault(
         "TT301",
         f"{file} of {name} is neither in a local folder nor to be had from the hub",
@@ -320,7 +320,7 @@ def _read_pickle(file: Path) -> dict[str, torch.Tensor]:
             fix="ask its author for adapter_model.safetensors",
         ) from exc
     except (RuntimeError, EOFError, OSError, ValueError, KeyError) as exc:
-        raise _damaged(file, str(exc).splitlines()[0] if str(exc) else type(exc).__name__) from exc
+        raise _damaged(file, first_line(exc)) from exc
     if not isinstance(weights, dict) or not all(
         isinstance(key, str) and isinstance(one, torch.Tensor) for key, one in weights.items()
     ):

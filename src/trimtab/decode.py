@@ -19,6 +19,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from trimtab import caches, foreign
+from trimtab.errors import first_line
 from trimtab.stream import Ring
 
 if TYPE_CHECKING:
@@ -63,6 +64,31 @@ class Step:
     """Those of the adapters: while they are held, no other has their identity."""
 
 
+class ActiveAdapters:
+    """Which adapters a model applies, asked for each token: its modules are walked only when PEFT's
+    layers have changed.
+
+    An adapter is told by its config's identity: one of the same name, loaded later, is another.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self._layers: list[tuple[Mapping[str, Any], str, Any]] = []
+        self._told: tuple[tuple[str, int], ...] = ()
+        self.configs: list[Any] = []
+        """While they are held, no other config has their identity."""
+
+    def state(self) -> tuple[Any, ...]:
+        """Equal for two calls that compute the same."""
+        configs = getattr(self._model, "peft_config", {})
+        told = tuple(sorted((name, id(config)) for name, config in configs.items()))
+        moved = any(among.get(name) is not layer for among, name, layer in self._layers)
+        if told != self._told or moved:
+            self._layers = foreign.adapter_layers(self._model)
+            self._told, self.configs = told, list(configs.values())
+        return (*told, *(foreign.applied_adapters(layer) for _, _, layer in self._layers))
+
+
 class Steps:
     """The captured decode steps of one placed model.
 
@@ -93,6 +119,7 @@ class Steps:
         self.cache: Any = None
         self._cached_batch = 0
         self._argument = caches.cache_argument(model)
+        self._adapters = ActiveAdapters(model)
         self._steps: OrderedDict[Any, Step] = OrderedDict()
         self._met: set[Any] = set()
         self._generating = threading.Lock()
@@ -162,7 +189,7 @@ class Steps:
         leaves: list[torch.Tensor] = []
         kind = (
             describe_inputs(kwargs, leaves),
-            foreign.adapter_state(self._model),
+            self._adapters.state(),
             caches.full_windows(self.cache),
         )
         key = (kind, self._ring.held)
@@ -217,7 +244,7 @@ class Steps:
             output, replay = self.recorder.capture(work)
         except Exception as error:
             # Whatever cannot be captured: nothing has run, and the caller runs it eagerly.
-            self._unable = f"capturing failed: {next(iter(str(error).splitlines()), error)}"
+            self._unable = f"capturing failed: {first_line(error)}"
             self.refusals[self._unable] += 1
             self.recorder = None
             self._ring.lose()
@@ -227,8 +254,7 @@ class Steps:
         # Nothing was computed: what the host counted on the way is counted with the replay.
         caches.set_window_lengths(self.cache, lengths)
         self.captured += 1
-        configs = list(getattr(self._model, "peft_config", {}).values())
-        return Step(inputs, output, replay, held, configs)
+        return Step(inputs, output, replay, held, self._adapters.configs)
 
     def _replay(self, step: Step, leaves: list[torch.Tensor]) -> Any:
         for target, source in zip(step.inputs, leaves, strict=True):

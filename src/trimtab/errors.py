@@ -154,3 +154,8 @@ class FormatFault(TrimtabError):
 
 class RunningFault(TrimtabError):
     """TT6nn: something that a placed model refuses."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's message, or its type's name where it has none."""
+    return next(iter(str(error).splitlines()), type(error).__name__)

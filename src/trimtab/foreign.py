@@ -11,7 +11,7 @@ import inspect
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -189,21 +189,22 @@ def is_bitsandbytes(module: torch.nn.Module) -> bool:
     return any(one.__module__.startswith("bitsandbytes.") for one in type(module).__mro__)
 
 
-def adapter_state(model: torch.nn.Module) -> tuple[Any, ...]:
-    """Which adapters each PEFT layer applies, and how strongly: equal for calls that are the same.
-
-    An adapter is told by its config's identity: one of the same name, loaded later, is another.
-    """
+def adapter_layers(model: torch.nn.Module) -> list[tuple[Mapping[str, Any], str, Any]]:
+    """PEFT's layers, each with the children it is among and its name there."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    configs = getattr(model, "peft_config", {})
-    state: list[Any] = []
-    for one in model.modules():
-        if isinstance(one, BaseTunerLayer):
-            scaling = getattr(one, "scaling", {})
-            names = one.active_adapters
-            state.append((one._disable_adapters, *((name, scaling.get(name)) for name in names)))
-    return (*sorted((name, id(config)) for name, config in configs.items()), *state)
+    return [
+        (module._modules, name, child)
+        for module in model.modules()
+        for name, child in module._modules.items()
+        if isinstance(child, BaseTunerLayer)
+    ]
+
+
+def applied_adapters(layer: Any) -> tuple[Any, ...]:
+    """Which adapters a PEFT layer applies, and how strongly: equal for calls that are the same."""
+    scaling = getattr(layer, "scaling", {})
+    return (layer._disable_adapters, *((one, scaling.get(one)) for one in layer.active_adapters))
 
 
 def key_conversions(model: PreTrainedModel) -> list[Any]:

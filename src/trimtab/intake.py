@@ -78,7 +78,6 @@ class TableHome:
         self.spec = spec
         self._resting = resting
         self._seen = seen
-        self.received = False
 
     def receive(self, module: torch.nn.Module, attribute: str, weight: torch.nn.Parameter) -> None:
         if tuple(weight.shape) != self.spec.shape or weight.dtype != getattr(
@@ -92,7 +91,6 @@ class TableHome:
             )
         self._resting.view(weight.dtype).view(weight.shape).copy_(weight.data)
         weight.data = self._seen.view(weight.dtype).view(weight.shape)
-        self.received = True
 
 
 class Intake:

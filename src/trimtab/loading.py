@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trimtab import foreign
-from trimtab.errors import EnvironmentFault, FormatFault, MemoryFault, TrimtabError
+from trimtab.errors import (
+    EnvironmentFault,
+    FormatFault,
+    MemoryFault,
+    TrimtabError,
+    first_line,
+)
 from trimtab.plan import Plan
 from trimtab.quantize import quantization_config
 
@@ -102,12 +108,8 @@ def translated(plan: Plan) -> Iterator[None]:
     except TrimtabError:
         raise
     except torch.OutOfMemoryError as error:
-        raise MemoryFault(
-            "TT404",
-            f"the GPU ran out of memory while loading {plan.model}",
-            why=str(error).splitlines()[0],
-            fix="another program may use the GPU: plan again with a smaller --gpu",
-        ) from error
+        said = f"the GPU ran out of memory while loading {plan.model}"
+        raise out_of_gpu_memory(said, error) from error
     except ImportError as error:
         raise EnvironmentFault(
             "TT101", f"loading {plan.model} needs a package: {first_line(error)}"
@@ -125,8 +127,14 @@ def translated(plan: Plan) -> Iterator[None]:
         ) from error
 
 
-def first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
+def out_of_gpu_memory(what: str, error: torch.OutOfMemoryError) -> MemoryFault:
+    """What running out of GPU memory is said as, wherever it happens."""
+    return MemoryFault(
+        "TT404",
+        what,
+        why=first_line(error),
+        fix="another program may use the GPU: plan again with a smaller --gpu",
+    )
 
 
 def settle(model: PreTrainedModel, plan: Plan) -> contextlib.ExitStack:

@@ -133,12 +133,6 @@ class ParkedWeight:
         self.storage.release(self.owners[0][0], self.parameter, self._bare, self._guards)
         self.parameter.__class__ = self._guard
 
-    def restore(self, data: torch.Tensor) -> None:
-        """Ends parking for good: the parameter is plain and holds `data`."""
-        self.parameter.__class__ = self._plain
-        self.parameter.data = data
-        self.parameter.__dict__.pop("_trim_source", None)
-
     def _check_owners(self, joined: Any) -> None:
         for module, attribute in self.owners:
             present = module._parameters.get(attribute)

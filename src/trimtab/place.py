@@ -16,8 +16,9 @@ import torch
 from trimtab.adapters import AdapterHeader, read_adapter
 from trimtab.apply import Applied, load_onto, remove
 from trimtab.decode import CudaRecorder, Steps
-from trimtab.errors import AdapterFault, MemoryFault, PlacementFault, RunningFault
+from trimtab.errors import AdapterFault, PlacementFault, RunningFault
 from trimtab.intake import Intake
+from trimtab.loading import load_model, out_of_gpu_memory, settle
 from trimtab.merging import allow_merging, refuse_merging
 from trimtab.park import Gate, Wrapped
 from trimtab.plan import STREAMED, Plan
@@ -202,12 +203,8 @@ class Placement:
             yield ran
             self._pace = ran.tokens / (time.perf_counter() - start)
         except torch.OutOfMemoryError as error:
-            raise MemoryFault(
-                "TT404",
-                f"{self.plan.runs} ran out of memory while {self.plan.model} was running",
-                why=str(error).splitlines()[0],
-                fix="another program may use the GPU: plan again with a smaller --gpu",
-            ) from error
+            said = f"{self.plan.runs} ran out of memory while {self.plan.model} was running"
+            raise out_of_gpu_memory(said, error) from error
 
     def encode(self, messages: str | list[dict[str, Any]]) -> dict[str, Any]:
         """Model inputs on the device that runs, `input_ids` of shape [1, tokens] among them.
@@ -298,8 +295,6 @@ def place(
     Raises:
         TrimtabError: what it says; nothing is left behind.
     """
-    from trimtab.loading import load_model, settle
-
     with contextlib.ExitStack() as undo:
         rooms = Rooms(plan, outline, disk_folder)
         undo.callback(rooms.close)
