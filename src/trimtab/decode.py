@@ -9,6 +9,7 @@ graphs as slots). Everything else runs eagerly, and `refusals` says why.
 from __future__ import annotations
 
 import copy
+import functools
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
@@ -20,6 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from trimtab import caches, foreign
 from trimtab.errors import first_line
+from trimtab.sampling import sample
 from trimtab.stream import Ring
 
 if TYPE_CHECKING:
@@ -138,15 +140,18 @@ class Steps:
         try:
             given = args[0] if args else kwargs["input_ids"]
             kwargs[self._argument] = self._fresh_cache(given.shape[0])
+            if self._own_loop(kwargs):
+                streamer = kwargs.get("streamer")
+                kwargs["custom_generate"] = functools.partial(sample, streamer=streamer)
             return own(*args, **kwargs)
         finally:
             self._generating.release()
 
     def _no_cache(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-        config = kwargs.get("generation_config") or self._model.generation_config
+        config = self._config(kwargs)
 
         def asked(name: str) -> Any:
-            return kwargs[name] if kwargs.get(name) is not None else getattr(config, name, None)
+            return given_option(kwargs, config, name)
 
         given = args[0] if args else kwargs.get("input_ids")
         if self.recorder is None:
@@ -168,6 +173,17 @@ class Steps:
         if length > self._context or given.shape[0] > self._batch:
             return "the prompt and its answer are longer, or more, than planned"
         return ""
+
+    def _config(self, kwargs: Mapping[str, Any]) -> Any:
+        return kwargs.get("generation_config") or self._model.generation_config
+
+    def _own_loop(self, kwargs: Mapping[str, Any]) -> bool:
+        """Whether `sample` does what is asked for: transformers gives it no tokenizer."""
+        config = self._config(kwargs)
+        others = ("stop_strings", "penalty_alpha", "dola_layers")
+        return kwargs.get("custom_generate") is None and not any(
+            given_option(kwargs, config, name) for name in others
+        )
 
     def _fresh_cache(self, batch: int) -> Any:
         if self.cache is None or self._cached_batch != batch:
@@ -272,6 +288,11 @@ class Steps:
         self._steps.clear()
         self._met.clear()
         self.cache = None
+
+
+def given_option(kwargs: Mapping[str, Any], config: Any, name: str) -> Any:
+    """An option of `generate`: as it was given, else as the generation config has it."""
+    return kwargs[name] if kwargs.get(name) is not None else getattr(config, name, None)
 
 
 def is_tensor(value: object) -> TypeGuard[torch.Tensor]:

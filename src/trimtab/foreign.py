@@ -190,21 +190,116 @@ def is_bitsandbytes(module: torch.nn.Module) -> bool:
 
 
 def adapter_layers(model: torch.nn.Module) -> list[tuple[Mapping[str, Any], str, Any]]:
-    """PEFT's layers, each with the children it is among and its name there."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
+    """PEFT's layers and wrappers, each with the children it is among and its name there.
 
-    return [
-        (module._modules, name, child)
-        for module in model.modules()
-        for name, child in module._modules.items()
-        if isinstance(child, BaseTunerLayer)
-    ]
+    What they hold for each adapter is not walked: it would take longer with each adapter.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper
+
+    found: list[tuple[Mapping[str, Any], str, Any]] = []
+
+    def walk(module: Any) -> None:
+        adapters: tuple[str, ...] = ()
+        if isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper):
+            adapters = (*module.adapter_layer_names, *module.other_param_names)
+        for name, child in module._modules.items():
+            if child is None or name in adapters:
+                continue
+            if isinstance(child, BaseTunerLayer | AuxiliaryTrainingWrapper):
+                found.append((module._modules, name, child))
+            walk(child)
+
+    walk(model)
+    return found
 
 
 def applied_adapters(layer: Any) -> tuple[Any, ...]:
-    """Which adapters a PEFT layer applies, and how strongly: equal for calls that are the same."""
+    """Which adapters a PEFT layer applies, and how strongly: equal for calls that are the same.
+
+    In a mixed batch a hook gives the layer an adapter for each row.
+    """
     scaling = getattr(layer, "scaling", {})
-    return (layer._disable_adapters, *((one, scaling.get(one)) for one in layer.active_adapters))
+    told = (layer._disable_adapters, *((one, scaling.get(one)) for one in layer.active_adapters))
+    if layer._forward_pre_hooks:
+        rows = [getattr(hook, "keywords", {}) for hook in layer._forward_pre_hooks.values()]
+        told += (repr(rows),)
+    return told
+
+
+def adapter_rows(layer: Any) -> tuple[str, ...]:
+    """The adapters of a mixed batch that is under way, by row; empty if there is none."""
+    for hook in layer._forward_pre_hooks.values():
+        if names := getattr(hook, "keywords", {}).get("adapter_names"):
+            return tuple(names)
+    return ()
+
+
+@contextlib.contextmanager
+def adapters_hidden(layers: list[Any]) -> Iterator[None]:
+    """While inside, LoRA layers have none of their adapters; those that come stay beside them.
+
+    What PEFT does to add an adapter walks the model many times, those of all others included.
+    """
+    kept = []
+    try:
+        for layer in layers:
+            for name in ("lora_A", "lora_B", "lora_dropout", "lora_magnitude_vector"):
+                held = layer._modules.get(name)
+                if held is not None:
+                    kept.append((held, held._modules))
+                    held._modules = {}
+        yield
+    finally:
+        for held, before in kept:
+            before.update(held._modules)
+            held._modules = before
+
+
+def select_adapter(model: Any, layers: list[Any], name: str, before: Any) -> Any:
+    """What PEFT's `set_adapter` does for inference, on layers found before; None if it is not so.
+
+    The weights of a layer do not train while its choice is `before`, which an earlier call
+    returned, and need not be frozen; `...`: those of no layer do. Returns the choice.
+    """
+    from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper, _set_adapter
+
+    tuner = model.base_model
+    plain = isinstance(tuner, BaseTuner) and type(tuner).set_adapter is BaseTuner.set_adapter
+    tuned = [one for one in layers if isinstance(one, BaseTunerLayer)]
+    kinds = {type(one) for one in tuned}
+    if not plain or any(one.set_adapter is not BaseTunerLayer.set_adapter for one in kinds):
+        return None
+    choice = [name]
+    for layer in tuned:
+        if isinstance(layer, tuner.tuner_layer_cls):
+            attributes = vars(layer)
+            if before is not ... and attributes.get("_active_adapter") is not before:
+                layer.set_adapter(name, inference_mode=True)
+            attributes["_active_adapter"] = choice
+    for layer in layers:
+        if isinstance(layer, AuxiliaryTrainingWrapper):
+            _set_adapter(layer, name, inference_mode=True)
+    tuner.active_adapter = name
+    model.active_adapter = name
+    return choice
+
+
+@contextlib.contextmanager
+def adapters_off(model: Any, layers: list[Any]) -> Iterator[None]:
+    """What PEFT's `disable_adapter` does, on layers found before, without making weights train."""
+    kept = [(vars(layer), layer._disable_adapters) for layer in layers]
+    before = model._adapters_disabled
+    try:
+        for attributes, _ in kept:
+            attributes["_disable_adapters"] = True
+        model._adapters_disabled = True
+        yield
+    finally:
+        for attributes, disabled in kept:
+            attributes["_disable_adapters"] = disabled
+        model._adapters_disabled = before
 
 
 def key_conversions(model: PreTrainedModel) -> list[Any]:
@@ -283,3 +378,36 @@ def reverted_tensors(
         return dict(revert_weight_conversion(model, tensors))
     finally:
         del model._weight_conversions
+
+
+def prefill(model: Any, input_ids: torch.Tensor, config: Any, inputs: dict[str, Any]) -> Any:
+    """The model's output for a prompt, as transformers' `generate` asks for it (5.1 to 5.24)."""
+    return model._prefill(input_ids, config, inputs)
+
+
+def step_inputs(model: Any, input_ids: torch.Tensor, inputs: dict[str, Any]) -> dict[str, Any]:
+    """The inputs of a forward for the last of `input_ids` (transformers 5.1 to 5.24)."""
+    from transformers import GenerationMixin
+
+    named = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
+    last = {"next_sequence_length": 1} if "next_sequence_length" in named else {}
+    found: dict[str, Any] = model.prepare_inputs_for_generation(input_ids, **last, **inputs)
+    return found
+
+
+def longer_inputs(model: Any, output: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+    """`inputs`, their masks and positions a token longer (transformers 5.1 to 5.24)."""
+    found: dict[str, Any] = model._update_model_kwargs_for_generation(output, inputs)
+    return found
+
+
+def decoding(model: Any) -> contextlib.AbstractContextManager[None]:
+    """While inside, experts run in the way that is quick for single tokens (transformers 5)."""
+    found: contextlib.AbstractContextManager[None] = model._optimize_model_for_decode()
+    return found
+
+
+def pad_token(config: Any) -> torch.Tensor | None:
+    """The token for sequences that have ended, on their device (transformers 5.1 to 5.24)."""
+    found: torch.Tensor | None = config._pad_token_tensor
+    return found
