@@ -13,7 +13,8 @@ from placing import placed, planned
 from trimtab import caches, foreign
 from trimtab.api import load
 from trimtab.decode import ActiveAdapters
-from trimtab.fakes import Rerun
+from trimtab.fakes import Rerun, TorchProducts
+from trimtab.lora import Shortcuts
 from trimtab.place import Placement
 
 COUNT = 24
@@ -70,6 +71,14 @@ def test_captured_tokens_are_the_eager_ones(streamed: Placement) -> None:
     for name in ("a", None, "b"):
         assert generate(streamed, name) == eagerly(streamed, name)
     assert streamed.steps.replayed > 2 * COUNT
+
+
+def test_captured_steps_take_the_shortcut_for_each_lora_layer(streamed: Placement) -> None:
+    if streamed.device.type == "cpu":
+        streamed.steps.shortcuts = Shortcuts(TorchProducts())
+    for name, count in (("a", streamed.applied["a"].modules), (None, ())):
+        assert generate(streamed, name) == eagerly(streamed, name)
+        assert streamed.steps.shortened == len(count)
 
 
 def test_a_kind_of_step_is_captured_once(streamed: Placement) -> None:
@@ -173,11 +182,16 @@ def test_the_model_is_walked_when_its_adapters_change_and_not_for_each_token(
     folder = tiny.checkpoint("llama")
     walks: list[object] = []
     walk = foreign.adapter_layers
-    monkeypatch.setattr(
-        foreign, "adapter_layers", lambda model: (walks.append(model), walk(model))[1]
-    )
     with placed(folder, adapters={"a": tiny.adapter(folder)}) as placement:
-        active = ActiveAdapters(placement.model.get_base_model())
+        base_model = placement.model.get_base_model()
+
+        def counted(model: Any) -> Any:
+            if model is base_model:  # others walk the whole of PEFT's model
+                walks.append(model)
+            return walk(model)
+
+        monkeypatch.setattr(foreign, "adapter_layers", counted)
+        active = ActiveAdapters(base_model)
         one = active.state()
         with placement.using(None):
             base = active.state()

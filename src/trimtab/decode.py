@@ -8,6 +8,7 @@ graphs as slots). Everything else runs eagerly, and `refusals` says why.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import threading
@@ -21,6 +22,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from trimtab import caches, foreign
 from trimtab.errors import first_line
+from trimtab.lora import Shortcuts
 from trimtab.sampling import sample
 from trimtab.stream import Ring
 
@@ -90,6 +92,10 @@ class ActiveAdapters:
             self._told, self.configs = told, list(configs.values())
         return (*told, *(foreign.applied_adapters(layer) for _, _, layer in self._layers))
 
+    def layers(self) -> list[Any]:
+        """PEFT's layers, as `state` last found them."""
+        return [layer for _, _, layer in self._layers]
+
 
 class Steps:
     """The captured decode steps of one placed model.
@@ -101,6 +107,7 @@ class Steps:
             in memory that could not be pinned), for the reason `unable`.
         context: tokens that the placement's own static cache holds for each sequence.
         batch: the most sequences that it holds.
+        shortcuts: what plain LoRAs are computed with in captured steps; None: PEFT's own way.
     """
 
     def __init__(
@@ -111,8 +118,10 @@ class Steps:
         unable: str,
         context: int,
         batch: int,
+        shortcuts: Shortcuts | None = None,
     ) -> None:
         self._model = model
+        self.shortcuts = shortcuts
         self._ring = ring
         self.recorder = recorder
         self._unable = unable
@@ -128,6 +137,8 @@ class Steps:
         self.refusals: Counter[str] = Counter()
         self.captured = 0
         self.replayed = 0
+        self.shortened = 0
+        """Layers of the last captured step whose LoRA took the shortcut."""
 
     # ------------------------------------------------------------------------------- generate
 
@@ -257,7 +268,8 @@ class Steps:
             return out
 
         try:
-            output, replay = self.recorder.capture(work)
+            with self._shortcuts() as self.shortened:
+                output, replay = self.recorder.capture(work)
         except Exception as error:
             # Whatever cannot be captured: nothing has run, and the caller runs it eagerly.
             self._unable = f"capturing failed: {first_line(error)}"
@@ -267,10 +279,17 @@ class Steps:
             caches.set_window_lengths(self.cache, lengths)
             return None
         held = self._ring.held
+        if self.shortcuts is not None and self.shortcuts.fault:
+            self.refusals[f"LoRA in two kernels: {self.shortcuts.fault}"] = 1
         # Nothing was computed: what the host counted on the way is counted with the replay.
         caches.set_window_lengths(self.cache, lengths)
         self.captured += 1
         return Step(inputs, output, replay, held, self._adapters.configs)
+
+    def _shortcuts(self) -> contextlib.AbstractContextManager[int]:
+        if self.shortcuts is None:
+            return contextlib.nullcontext(0)
+        return self.shortcuts.taken(self._adapters.layers(), self._model.dtype)
 
     def _replay(self, step: Step, leaves: list[torch.Tensor]) -> Any:
         for target, source in zip(step.inputs, leaves, strict=True):
@@ -289,10 +308,20 @@ class Steps:
         self._met.clear()
         self.cache = None
 
+    def forget_adapter(self, name: str) -> None:
+        """Lets go of the captured steps that apply an adapter: its weights leave their place."""
+        for key in [key for key in self._steps if applies(key[0][1], name)]:
+            del self._steps[key]
+
 
 def given_option(kwargs: Mapping[str, Any], config: Any, name: str) -> Any:
     """An option of `generate`: as it was given, else as the generation config has it."""
     return kwargs[name] if kwargs.get(name) is not None else getattr(config, name, None)
+
+
+def applies(state: tuple[Any, ...], name: str) -> bool:
+    """Whether a state of `ActiveAdapters` applies the adapter in any of its layers."""
+    return any(isinstance(one[0], bool) and repr(name) in repr(one) for one in state)
 
 
 def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
