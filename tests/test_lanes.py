@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 
+import tiny
 from rings import CPU, run, slabs
+from slabs import LAYOUT, contents, fill
+from trimtab.disk import DiskFolder, DiskSlab, Staging
 from trimtab.fakes import RecordingSlab
 from trimtab.store import SlabLayout
 from trimtab.stream import Ring
@@ -89,3 +93,27 @@ def test_a_thread_that_reads_never_fills_a_slot_in_use(slots: int) -> None:
     ring = Ring(made, slots, CPU, poison=True)
     run(ring, made, [0, 1, 2, 5, 3, 3, 6, 0, 4, *range(7), *range(7)])
     ring.close()
+
+
+@pytest.mark.parametrize("device", tiny.DEVICES)
+@pytest.mark.parametrize("slots", [2, 3])
+def test_a_device_runs_on_what_a_thread_reads_from_a_disk(
+    tmp_path: Path, device: str, slots: int
+) -> None:
+    runs = torch.device(device)
+    folder = DiskFolder(tmp_path)
+    staging = Staging(LAYOUT.nbytes, runs)
+    given = [contents(seed) for seed in range(5)]
+    made = [DiskSlab(LAYOUT, folder, staging) for _ in given]
+    for slab, parts in zip(made, given, strict=True):
+        fill(slab, parts)
+    files = [bytearray(slab.path.read_bytes()) for slab in made]
+    ring = Ring(made, slots, runs, poison=True)
+    for index in [0, 1, 2, 4, 3, 3, 0, *range(5), *range(5)]:
+        slot = ring.take(index)
+        found = ring.slots[slot].buffer.clone()
+        ring.give(slot)
+        assert bytearray(found.cpu().numpy()) == files[index]
+    ring.close()
+    for one in (*made, staging, folder):
+        one.close()

@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -355,36 +357,49 @@ def test_a_mapped_file_holds_what_is_written_to_it(folder: DiskFolder) -> None:
     assert torch.equal(map_file(path, 1000), table)
 
 
-class SlowFile:
-    """A file that lets another thread run between its seek and its first read."""
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-        self.sought, self.others = threading.Event(), threading.Event()
-
-    def seek(self, offset: int) -> None:
-        self._file.seek(offset)
-        if not self.sought.is_set():
-            self.sought.set()
-            self.others.wait(0.5)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
-
-
-def test_two_threads_read_one_slab(folder: DiskFolder) -> None:
+@pytest.mark.parametrize("part", [1, 100, LAYOUT.nbytes - 1, LAYOUT.nbytes])
+def test_parts_read_at_the_same_time_are_the_whole(
+    folder: DiskFolder, monkeypatch: pytest.MonkeyPatch, part: int
+) -> None:
+    monkeypatch.setattr(disk, "PART", max(part, 64))
     slab, given = DiskSlab(LAYOUT, folder, staging()), contents()
     fill(slab, given)
-    slab._file = slow = SlowFile(slab._file)
+    buffer = torch.empty(LAYOUT.nbytes, dtype=torch.uint8)
 
     def other() -> None:
-        slow.sought.wait()
-        slab.read("c.weight", CPU)
-        slow.others.set()
+        for weight in given:
+            assert equal(slab.read(weight, CPU), given[weight])
 
-    thread = threading.Thread(target=other)
-    thread.start()
-    found = slab.read("b.weight", CPU)
-    thread.join()
-    assert equal(found, given["b.weight"])
+    with ThreadPoolExecutor(2) as threads:
+        others = [threads.submit(other) for _ in range(4)]
+        slab.fetch(buffer)
+        for one in others:
+            one.result()
+    assert buffer.numpy().tobytes() == slab.path.read_bytes()
+    slab.close()
+
+
+def test_a_fault_is_told_when_no_part_is_being_read_any_more(
+    folder: DiskFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "PART", 128)
+    slab = DiskSlab(LAYOUT, folder, staging())
+    fill(slab, contents())
+    read, ended = slab._read_part, threading.Event()
+
+    def slow(flat: torch.Tensor, offset: int) -> None:
+        if offset == 0:
+            raise OSError("a bad block")
+        time.sleep(0.05)
+        read(flat, offset)
+        ended.set()
+
+    monkeypatch.setattr(slab, "_read_part", slow)
+    buffer = torch.empty(LAYOUT.nbytes, dtype=torch.uint8)
+    with pytest.raises(OSError, match="a bad block"):
+        slab.fetch(buffer)
+    assert ended.is_set()
+    buffer.zero_()
+    time.sleep(0.1)
+    assert not buffer.any()
     slab.close()

@@ -95,10 +95,10 @@ class ReadingLane:
 
     def close(self) -> None:
         self._thread.shutdown(wait=True, cancel_futures=True)
+        self._inner.close()
 
 
 def lane_for(device: torch.device, *, reads: bool = False) -> Lane:
-    """The lane of a device; `reads`: some of what a CPU copies must be read from a disk."""
-    if device.type == "cuda":
-        return CudaLane(device)
-    return ReadingLane(HostLane()) if reads else HostLane()
+    """The lane of a device; `reads`: some of what is copied must be read from a disk."""
+    inner: Lane = CudaLane(device) if device.type == "cuda" else HostLane()
+    return ReadingLane(inner) if reads else inner
