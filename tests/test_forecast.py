@@ -2,7 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from trimtab.forecast import LAUNCH_SECONDS, forecast
+from trimtab.forecast import (
+    EAGER_SECONDS,
+    FOUR_BIT_GBPS,
+    READ_SHARE,
+    TOKEN_SECONDS,
+    WEIGHT_SECONDS,
+    forecast,
+)
 from trimtab.formats import moving_bytes
 from trimtab.hardware import Hardware
 from trimtab.outline import Outline
@@ -53,14 +60,27 @@ def test_the_disk_binds() -> None:
 def test_the_memory_of_the_gpu_binds() -> None:
     found = outline("plain")
     told = forecast(found, placed(found, "gpu:0"), "gpu:0", machine(device=50.0))
-    assert told.tokens_per_second == pytest.approx(50e9 / (2 * 4096 * 4096 * 2))
+    read = 2 * 4096 * 4096 * 2 / (50e9 * READ_SHARE)
+    seconds = read + 2 * WEIGHT_SECONDS + TOKEN_SECONDS
+    assert told.tokens_per_second == pytest.approx(1 / seconds)
     assert (told.bound, told.bytes_per_token) == ("memory", 0)
+    assert told.basis == "GPU memory 45 GB/s, measured"
 
 
 def test_kernels_take_their_time() -> None:
     found = outline("nf4", layers=4)
     told = forecast(found, placed(found, "gpu:0"), "gpu:0", machine(device=5000.0))
-    assert told.tokens_per_second == pytest.approx(1 / (4 * LAUNCH_SECONDS))
+    read = 4 * moving_bytes("nf4", SHAPE, "bfloat16") / (FOUR_BIT_GBPS * 1e9)
+    assert told.tokens_per_second == pytest.approx(1 / (read + 4 * WEIGHT_SECONDS + TOKEN_SECONDS))
+    assert told.basis == "190 us of small kernels, as on an H200"
+
+
+@pytest.mark.parametrize(("storage", "rests"), [("int8", ()), ("nf4", ("disk",))])
+def test_what_is_not_captured_takes_the_host_s_time(storage: str, rests: tuple[str, ...]) -> None:
+    found = outline(storage, layers=40)
+    told = forecast(found, placed(found, "gpu:0", *rests), "gpu:0", machine(device=5000.0))
+    assert told.tokens_per_second == pytest.approx(1 / (40 * EAGER_SECONDS))
+    assert told.basis == "2.5 ms a layer to launch, as beside an H200"
 
 
 @pytest.mark.parametrize(("storage", "gbps"), [("plain", 20.0), ("nf4", 0.4), ("int8", 0.1)])

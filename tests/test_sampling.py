@@ -66,7 +66,7 @@ def both(model: Any, given: dict[str, torch.Tensor], **options: Any) -> tuple[An
         {"do_sample": False},
         {"do_sample": True, "temperature": 0.7, "top_k": 20},
         {"do_sample": False, "repetition_penalty": 1.3},
-        {"do_sample": False, "cache_implementation": "static"},
+        {"do_sample": False, "cache_implementation": "static", "disable_compile": True},
     ],
 )
 def test_tokens_are_those_of_transformers(
@@ -113,9 +113,7 @@ def test_a_streamer_gets_each_token_that_stays_and_no_other(
     assert stream.ended == 1
 
 
-def test_another_criterion_is_asked_once_for_each_token_that_stays(
-    model: Any, device: str
-) -> None:
+def test_another_criterion_is_asked_once_for_each_token_that_stays(model: Any, device: str) -> None:
     from transformers import StoppingCriteria, StoppingCriteriaList
 
     class Fourth(StoppingCriteria):

@@ -9,51 +9,43 @@ graphs as slots). Everything else runs eagerly, and `refusals` says why.
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from trimtab import caches, foreign
 from trimtab.errors import first_line
-from trimtab.lora import Shortcuts
+from trimtab.lora import Shortcuts, lora_shortcuts
+from trimtab.plan import STREAMED, Plan
+from trimtab.replay import (
+    CudaRecorder,
+    Recorder,
+    describe_inputs,
+    is_tensor,
+    private_output,
+    with_leaves,
+)
 from trimtab.sampling import sample
 from trimtab.stream import Ring
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from trimtab.rooms import Rooms
+
 GRAPHS = 24
 """Captured steps that are kept, least recently used first out: 8 adapters with 3 slots."""
 
+SHORTEST = 256
+"""Tokens of the smallest cache."""
 
-class Recorder(Protocol):
-    """Records what a call does on the device, to do it again without the host."""
-
-    def capture(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-        """What `work` returned, and what replays it; nothing has been computed yet."""
-
-
-class CudaRecorder:
-    """CUDA graphs that share one pool of memory."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._pool: Any = None
-
-    def capture(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-        graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize(self._device)
-        with torch.cuda.graph(graph, pool=self._pool):
-            out = work()
-        self._pool = graph.pool()
-        return out, graph.replay
+WASTE = 4
+"""A cache so many times larger than is asked for is used all the same: a new one costs captures."""
 
 
 @dataclass
@@ -128,7 +120,8 @@ class Steps:
         self._context = context
         self._batch = batch
         self.cache: Any = None
-        self._cached_batch = 0
+        self._cached = (0, 0)
+        """Sequences and tokens of the cache."""
         self._argument = caches.cache_argument(model)
         self._adapters = ActiveAdapters(model)
         self._steps: OrderedDict[Any, Step] = OrderedDict()
@@ -150,7 +143,8 @@ class Steps:
             return own(*args, **kwargs)
         try:
             given = args[0] if args else kwargs["input_ids"]
-            kwargs[self._argument] = self._fresh_cache(given.shape[0])
+            length = given.shape[1] + self._added(given.shape[1], kwargs)
+            kwargs[self._argument] = self._fresh_cache(given.shape[0], length)
             if self._own_loop(kwargs):
                 streamer = kwargs.get("streamer")
                 kwargs["custom_generate"] = functools.partial(sample, streamer=streamer)
@@ -179,11 +173,16 @@ class Steps:
             return "assisted decoding crops the cache"
         if asked("return_dict_in_generate"):
             return "the cache would be handed out"
-        added = asked("max_new_tokens")
-        length = given.shape[1] + added if added else (asked("max_length") or 20)
+        length = given.shape[1] + self._added(given.shape[1], kwargs)
         if length > self._context or given.shape[0] > self._batch:
             return "the prompt and its answer are longer, or more, than planned"
         return ""
+
+    def _added(self, prompt: int, kwargs: Mapping[str, Any]) -> int:
+        """The most tokens that an answer to a prompt of so many may have."""
+        config = self._config(kwargs)
+        added = given_option(kwargs, config, "max_new_tokens")
+        return added or (given_option(kwargs, config, "max_length") or 20) - prompt
 
     def _config(self, kwargs: Mapping[str, Any]) -> Any:
         return kwargs.get("generation_config") or self._model.generation_config
@@ -196,11 +195,15 @@ class Steps:
             given_option(kwargs, config, name) for name in others
         )
 
-    def _fresh_cache(self, batch: int) -> Any:
-        if self.cache is None or self._cached_batch != batch:
+    def _fresh_cache(self, batch: int, length: int) -> Any:
+        """An empty cache for so many tokens, of a size that others share: attention reads it whole
+        for each token, and a step is captured for each size."""
+        size = min(self._context, max(SHORTEST, 1 << (length - 1).bit_length()))
+        held = self._cached
+        if self.cache is None or held[0] != batch or not size <= held[1] <= WASTE * size:
             self.clear()
-            self.cache = caches.static_cache(self._model, self._context)
-            self._cached_batch = batch
+            self.cache = caches.static_cache(self._model, size)
+            self._cached = (batch, size)
         else:
             self.cache.reset()
         return self.cache
@@ -324,38 +327,18 @@ def applies(state: tuple[Any, ...], name: str) -> bool:
     return any(isinstance(one[0], bool) and repr(name) in repr(one) for one in state)
 
 
-def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
-    return isinstance(value, torch.Tensor)
-
-
-def describe_inputs(inputs: Mapping[str, Any], leaves: list[torch.Tensor]) -> tuple[Any, ...]:
-    """Shapes and dtypes of the tensors, which go to `leaves`, and the value of all else."""
-    found, structure = tree_flatten(dict(inputs))
-    described: list[Any] = []
-    for one in found:
-        if isinstance(one, torch.Tensor):
-            leaves.append(one)
-            described.append((tuple(one.shape), one.dtype))
-        elif isinstance(one, int | float | str | bool | None):
-            described.append(one)
-        else:
-            described.append(id(one))
-    return (*described, str(structure))
-
-
-def with_leaves(inputs: Mapping[str, Any], leaves: list[torch.Tensor]) -> Any:
-    """`inputs` with other tensors in the place of its own, in the order of `describe_inputs`."""
-    found, structure = tree_flatten(dict(inputs))
-    rest = iter(leaves)
-    return tree_unflatten(
-        [next(rest) if isinstance(one, torch.Tensor) else one for one in found], structure
-    )
-
-
-def private_output(output: Any) -> Any:
-    """A model's output with tensors of its own; the cache in it stays what it is."""
-    fresh = copy.copy(output)
-    for name, value in output.items():
-        if isinstance(value, torch.Tensor):
-            fresh[name] = value.clone()
-    return fresh
+def steps_of(plan: Plan, model: PreTrainedModel, rooms: Rooms) -> Steps:
+    """The decode steps of a model, captured where its device and its tiers let them be."""
+    assert rooms.ring is not None
+    unable = ""
+    if rooms.device.type != "cuda":
+        unable = "a CPU runs"
+    elif any(unit.rests == "disk" for unit in plan.of_mode(STREAMED)):
+        unable = "streamed layers rest on the disk, which the host must read"
+    elif rooms.pageable:
+        unable = "memory could not be pinned"
+    elif plan.quant == "int8":
+        unable = "int8 products look for outliers on the host"
+    recorder = None if unable else CudaRecorder(rooms.device)
+    shortcuts = lora_shortcuts(rooms.device) if recorder else None
+    return Steps(model, rooms.ring, recorder, unable, plan.context, plan.batch, shortcuts)

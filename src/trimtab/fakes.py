@@ -180,8 +180,10 @@ class TorchProducts:
     """A LoRA's products in torch's own operations, in PEFT's order: equal to PEFT's."""
 
     def down(self, x: torch.Tensor, lora: Any) -> torch.Tensor:
-        return x.float().reshape(-1, x.shape[-1]) @ lora.down.T
+        down: torch.Tensor = lora.down
+        return x.float().reshape(-1, x.shape[-1]) @ down.T
 
     def add(self, base: torch.Tensor, down: torch.Tensor, lora: Any) -> torch.Tensor:
-        added = (down @ lora.up.T * lora.scale).view(base.shape)
+        up: torch.Tensor = lora.up
+        added = (down @ up.T * float(lora.scale)).view(base.shape)
         return base + added.to(base.dtype) if lora.rounded else (base + added).to(base.dtype)

@@ -9,8 +9,23 @@ from trimtab.hardware import ASSUMED_LINK_GBPS, Hardware
 from trimtab.outline import Outline
 from trimtab.plan import STREAMED, Forecast, PlacedUnit, Unit
 
-LAUNCH_SECONDS = 200e-6
-"""A decoder layer's own time as part of one CUDA graph: 296 tokens/s of 16 layers on an H200."""
+WEIGHT_SECONDS = 10e-6
+"""What a layer of a CUDA graph takes beside its products, for each of its weights: the small
+kernels between them. 90 us for a Llama layer's nine weights on an H200 (measured)."""
+
+TOKEN_SECONDS = 150e-6
+"""The choice of a token and the inputs of the next (measured on an H200)."""
+
+EAGER_SECONDS = 2.5e-3
+"""A decoder layer with an adapter that is not part of a CUDA graph: the host launches its kernels
+(measured beside an H200)."""
+
+FOUR_BIT_GBPS = 960.0
+"""The most that bitsandbytes' 4-bit product for a single token reads, of packed bytes (measured on
+an H200, whose memory gives four times that)."""
+
+READ_SHARE = 0.9
+"""Of a GPU's bandwidth, as a product with a large matrix reads it (measured on an H200)."""
 
 ASSUMED_DEVICE_GBPS = 300.0
 """Of a GPU that is not here to be measured: a card of the middle class."""
@@ -26,15 +41,16 @@ def forecast(
     """Tokens a second at batch 1.
 
     A token takes as long as the slowest of: its streamed bytes over the link, those from the disk
-    over the disk, all bytes it computes with over the device's memory. On a GPU the last is not
-    less than 200 us a decoder layer, which its kernels take however little they read. Tables are
-    not counted: a token reads one row.
+    over the disk, all bytes it computes with over the device's memory. On a GPU the last has the
+    small kernels between the products besides, which take their time however little they read.
+    Tables are not counted: a token reads one row.
     """
     streamed = [unit for unit in units if unit.mode == STREAMED]
     link = sum(unit.moving_bytes for unit in streamed if unit.rests == "cpu")
     disk = sum(unit.moving_bytes for unit in streamed if unit.rests == "disk")
     link_gbps = hardware.link_gbps or ASSUMED_LINK_GBPS
-    memory, by_memory = _memory(outline, runs, hardware)
+    captured = not disk and outline.quant != "int8"
+    memory, by_memory = _memory(outline, runs, hardware, captured=captured)
     seconds = {
         "memory": memory,
         "link": link / link_gbps / 1e9,
@@ -53,7 +69,9 @@ def _known(measured: float | None) -> str:
     return "measured" if measured else "assumed"
 
 
-def _memory(outline: Outline, runs: str, hardware: Hardware) -> tuple[float, str]:
+def _memory(
+    outline: Outline, runs: str, hardware: Hardware, *, captured: bool
+) -> tuple[float, str]:
     """Seconds a token for what is read on the device that runs, and how that is known."""
     used = [
         unit
@@ -67,12 +85,16 @@ def _memory(outline: Outline, runs: str, hardware: Hardware) -> tuple[float, str
         seconds = plain / hardware.cpu_gbps / 1e9 + packed / kernel / 1e9
         slow = f", {outline.quant} kernels {kernel:.1f} GB/s" if packed else ""
         return seconds, f"RAM {hardware.cpu_gbps:.1f} GB/s{slow}"
-    gbps = hardware.device_gbps or ASSUMED_DEVICE_GBPS
-    floor = LAUNCH_SECONDS * sum(unit.kind == "layer" for unit in used)
-    read = (plain + packed) / gbps / 1e9
-    if read < floor:
-        return floor, f"{LAUNCH_SECONDS * 1e6:.0f} us a layer, its kernels' own time"
-    return read, f"GPU memory {gbps:.0f} GB/s, {_known(hardware.device_gbps)}"
+    gbps = (hardware.device_gbps or ASSUMED_DEVICE_GBPS) * READ_SHARE
+    read = plain / gbps / 1e9 + packed / min(gbps, FOUR_BIT_GBPS) / 1e9
+    layers = [unit for unit in used if unit.kind == "layer"]
+    small = TOKEN_SECONDS + WEIGHT_SECONDS * sum(len(unit.weights) for unit in layers)
+    eager = EAGER_SECONDS * len(layers)
+    if not captured and eager > read + small:
+        return eager, f"{1e3 * EAGER_SECONDS:.1f} ms a layer to launch, as beside an H200"
+    if small > read:
+        return read + small, f"{1e6 * small:.0f} us of small kernels, as on an H200"
+    return read + small, f"GPU memory {gbps:.0f} GB/s, {_known(hardware.device_gbps)}"
 
 
 def _tied(outline: Outline, unit: Unit) -> bool:

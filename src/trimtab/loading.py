@@ -143,15 +143,15 @@ def settle(model: PreTrainedModel, plan: Plan) -> contextlib.ExitStack:
     model.eval().requires_grad_(False)
     # transformers compiles a model with a static cache, and cannot see that layers are streamed.
     model.generation_config.disable_compile = True
+    undo.enter_context(quiet_casts())
     if plan.runs == "cpu":
         foreign.keep_four_bit_unpacked(model)
-        undo.enter_context(quiet_casts())
     return undo
 
 
 @contextlib.contextmanager
 def quiet_casts() -> Iterator[None]:
-    """bitsandbytes says once for each int8 product on a CPU that it casts: thousands of lines."""
+    """bitsandbytes says of each int8 product in bfloat16 that it casts: thousands of lines."""
     logger = logging.getLogger("bitsandbytes.autograd._functions")
 
     def wanted(record: logging.LogRecord) -> bool:

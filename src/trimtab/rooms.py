@@ -38,13 +38,18 @@ class Rooms:
     def __init__(self, plan: Plan, outline: Outline, disk_folder: str | Path | None) -> None:
         self.plan = plan
         self.device = device_of(plan.runs)
+        self.before = 0
+        """Bytes that the process held of the GPU already."""
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
+            self.before = torch.cuda.memory_allocated(self.device)
         self.slabs: dict[str, Slab] = {}
         self.held: dict[str, MemorySlab] = {}
         self.homes: dict[str, Home] = {}
         self.ring: Ring | None = None
         self.tables: dict[str, torch.Tensor] = {}
+        self.resting: dict[str, torch.Tensor] = {}
+        """The bytes of tables as the host sees them: flat uint8."""
         self.pageable = 0
         self._shared: dict[tuple[str, bytes], torch.Tensor] = {}
         self._undo = contextlib.ExitStack()
@@ -63,6 +68,7 @@ class Rooms:
         self.homes.clear()
         self.slabs.clear()
         self.tables.clear()
+        self.resting.clear()
         self._shared.clear()
 
     def read_gbps(self) -> float:
@@ -207,6 +213,7 @@ class Rooms:
             resting = memory.buffer
             seen = resting if self.device.type == "cpu" else seen_by_gpu(memory, self.device)
         self.tables[spec.name] = seen
+        self.resting[spec.name] = resting
         self.homes[spec.name] = TableHome(spec, resting, seen)
 
 

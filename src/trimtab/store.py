@@ -116,7 +116,7 @@ class HostMemory:
     """
 
     def __init__(self, nbytes: int, *, pin: bool) -> None:
-        self._map: mmap.mmap | None = mmap.mmap(-1, max(nbytes, 1))
+        self._map: mmap.mmap | None = _pages(max(nbytes, 1))
         self.buffer = torch.frombuffer(self._map, dtype=torch.uint8)[:nbytes]
         self._unpin: Callable[[], Any] | None = None
         if pin and nbytes and _pin(self.buffer):
@@ -139,7 +139,20 @@ class HostMemory:
         self._map = None
 
 
+def _pages(nbytes: int) -> mmap.mmap:
+    """Anonymous memory of this process, in large pages where the system has them."""
+    if not hasattr(mmap, "MAP_PRIVATE"):
+        return mmap.mmap(-1, nbytes)
+    pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    return pages
+
+
 def _pin(buffer: torch.Tensor) -> bool:
+    # The driver takes pages one after the other; torch's threads take them side by side.
+    buffer.zero_()
     status = torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), buffer.numel(), 0)
     if int(status) == 0:
         return True

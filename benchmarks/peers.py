@@ -1,0 +1,289 @@
+"""trimtab beside what people use today: the same random weights, one GPU, each in a process.
+
+    python benchmarks/peers.py --layers 32 --out benchmarks/results/peers-MACHINE.json
+
+Correctness comes first: each way's logits of one prompt are compared with the all-resident model's
+of the same weights. Then tokens per second of greedy decoding at batch 1, the seconds of a prompt
+of 2,048 tokens, the seconds of loading, and the peak of what torch allocated on the GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+import shapes
+
+LONG = 2048
+CONTEXT = LONG + 64
+SECONDS = 150
+"""The most that one way may take, loading included."""
+
+MMGP_BUDGET = 500
+"""Megabytes: about one decoder layer in int8, twice."""
+
+
+def ids(count: int) -> torch.Tensor:
+    return torch.randint(1, 1000, (1, count), generator=torch.Generator().manual_seed(0)).cuda()
+
+
+def generate(model: Any, prompt: torch.Tensor, count: int, **options: Any) -> float:
+    """Seconds for `count` greedy tokens."""
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    with torch.no_grad():
+        model.generate(input_ids=prompt, attention_mask=torch.ones_like(prompt), do_sample=False,
+                       min_new_tokens=count, max_new_tokens=count, pad_token_id=0,
+                       **options)  # fmt: skip
+    torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        found = model(input_ids=ids(32)).logits[0, -1].float().cpu()
+    assert found.isfinite().all()
+    return found
+
+
+def measure(model: Any, count: int, **options: Any) -> dict[str, float]:
+    """Tokens per second of all but the first four, the better of two; seconds of a long prompt."""
+    for _ in range(2):
+        generate(model, ids(32), 4, **options)
+    best = 0.0
+    for _ in range(2):
+        short = generate(model, ids(32), 4, **options)
+        best = max(best, (count - 4) / (generate(model, ids(32), count, **options) - short))
+    prefill = min(generate(model, ids(LONG), 1, **options) for _ in range(2))
+    return {"tokens_per_second": best, "prefill_s": prefill}
+
+
+def nf4() -> Any:
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4",
+                              bnb_4bit_compute_dtype=torch.bfloat16,
+                              llm_int8_enable_fp32_cpu_offload=True)  # fmt: skip
+
+
+def stock(folder: Path, where: Any, quantized: bool = True) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    options = {"quantization_config": nf4()} if quantized else {}
+    return AutoModelForCausalLM.from_pretrained(
+        folder / "base", dtype=torch.bfloat16, device_map=where, **options
+    ).eval()
+
+
+def all_on_cpu(folder: Path) -> dict[str, Any]:
+    """All decoder layers in RAM, the rest on the GPU."""
+    count = json.loads((folder / "base" / "config.json").read_text())["num_hidden_layers"]
+    return {"model.embed_tokens": 0, "model.norm": 0, "model.rotary_emb": 0, "lm_head": 0,
+            **{f"model.layers.{number}": "cpu" for number in range(count)}}  # fmt: skip
+
+
+Way = Callable[[Path, dict[str, Any]], None]
+
+
+def resident(folder: Path, found: dict[str, Any]) -> None:
+    from peft import PeftModel
+
+    start = time.perf_counter()
+    model = stock(folder, {"": 0})
+    found["load_s"] = time.perf_counter() - start
+    torch.save(logits(model), folder / "nf4.pt")
+    model = PeftModel.from_pretrained(model, folder / "lora")
+    torch.save(logits(model), folder / "nf4+lora.pt")
+    found |= measure(model, 40)
+    found["peak"] = torch.cuda.max_memory_allocated()
+
+
+def sixteen_bits(folder: Path, found: dict[str, Any]) -> None:
+    start = time.perf_counter()
+    model = stock(folder, {"": 0}, quantized=False)
+    found["load_s"] = time.perf_counter() - start
+    torch.save(logits(model), folder / "bf16.pt")
+    found |= measure(model, 40)
+    found["peak"] = torch.cuda.max_memory_allocated()
+
+
+def compiled(folder: Path, found: dict[str, Any]) -> None:
+    from peft import PeftModel
+
+    model = PeftModel.from_pretrained(stock(folder, {"": 0}), folder / "lora")
+    gate(found, model, folder / "nf4+lora.pt", 0.01)
+    base = model.get_base_model()
+    base.forward = torch.compile(base.forward)
+    options = {"cache_implementation": "static", "max_length": None, "disable_compile": True}
+    start = time.perf_counter()
+    generate(model, ids(32), 4, **options)
+    generate(model, ids(32), 4, **options)
+    found["compile_s"] = time.perf_counter() - start
+    short = generate(model, ids(32), 4, **options)
+    found["tokens_per_second"] = 36 / (generate(model, ids(32), 40, **options) - short)
+    found["peak"] = torch.cuda.max_memory_allocated()
+
+
+def accelerate(folder: Path, found: dict[str, Any]) -> None:
+    start = time.perf_counter()
+    model = stock(folder, all_on_cpu(folder))
+    found["load_s"] = time.perf_counter() - start
+    gate(found, model, folder / "bf16.pt", 0.01)
+    generate(model, ids(32), 1)
+    torch.cuda.reset_peak_memory_stats()
+    short = generate(model, ids(32), 1)
+    found["tokens_per_second"] = 5 / (generate(model, ids(32), 6) - short)
+    found["prefill_s"] = generate(model, ids(LONG), 1)
+    found["peak"] = torch.cuda.max_memory_allocated()
+
+
+def diffusers(folder: Path, found: dict[str, Any]) -> None:
+    from diffusers.hooks import apply_group_offloading
+
+    start = time.perf_counter()
+    model = stock(folder, {"": 0})
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    apply_group_offloading(model.model.layers, onload_device=gpu, offload_device=cpu,
+                           offload_type="leaf_level", use_stream=True)  # fmt: skip
+    found["load_s"] = time.perf_counter() - start
+    gate(found, model, folder / "nf4.pt", 0.01)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    found |= measure(model, 24)
+    found["peak"] = torch.cuda.max_memory_allocated()
+
+
+def mmgp(folder: Path, found: dict[str, Any]) -> None:
+    from mmgp import offload
+
+    start = time.perf_counter()
+    model = stock(folder, "cpu", quantized=False)
+    offload.all({"transformer": model}, pinnedMemory=True, quantizeTransformer=True,
+                budgets={"transformer": MMGP_BUDGET}, verboseLevel=0)  # fmt: skip
+    found["load_s"] = time.perf_counter() - start
+    gate(found, model, folder / "bf16.pt", 0.1)
+    torch.cuda.reset_peak_memory_stats()
+    found |= measure(model, 16)
+    found["peak"] = torch.cuda.max_memory_allocated()
+
+
+def trimtab(share: str) -> Way:
+    step = {"resident": 0, "half": 2, "all": 1}[share]
+
+    def way(folder: Path, found: dict[str, Any]) -> None:
+        from trimtab.api import load, plan
+
+        names = [name for name, where in all_on_cpu(folder).items() if where == "cpu"]
+        away = dict.fromkeys(names[::step] if step else (), "cpu")
+        made = plan(folder / "base", {"a": folder / "lora"}, quant="nf4", gpu="100GiB",
+                    cpu="60GiB", context=CONTEXT, device_map={"": 0, **away})  # fmt: skip
+        start = time.perf_counter()
+        with load(made) as placed:
+            found["load_s"] = time.perf_counter() - start
+            gate(found, placed.model, folder / "nf4+lora.pt", 0.01)
+            found |= measure(placed.model, 64)
+            found["peak"] = torch.cuda.max_memory_allocated()
+            found["planned"] = made.totals["gpu:0"] - made.costs["context"]
+            found["forecast"] = made.forecast.tokens_per_second
+            found["streamed"] = sum(unit.moving_bytes for unit in made.of_mode("streamed"))
+            found["steps"] = {"captured": placed.steps.captured, "replayed": placed.steps.replayed,
+                              "refusals": dict(placed.steps.refusals)}  # fmt: skip
+
+    return way
+
+
+WAYS: dict[str, Way] = {
+    "transformers, all on the GPU": resident,
+    "transformers, 16 bits, all on the GPU, no adapter": sixteen_bits,
+    "transformers, all on the GPU, static cache, torch.compile": compiled,
+    "trimtab, resident": trimtab("resident"),
+    "trimtab, half streamed": trimtab("half"),
+    "trimtab, all streamed": trimtab("all"),
+    "accelerate, all layers on cpu, no adapter": accelerate,
+    "diffusers group offload, leaf, stream, no adapter": diffusers,
+    "mmgp, int8, no adapter": mmgp,
+}
+
+
+def gate(found: dict[str, Any], model: Any, reference: Path, most: float) -> None:
+    theirs = torch.load(reference)
+    found["error"] = float((logits(model) - theirs).norm() / theirs.norm())
+    if found["error"] > most:
+        raise AssertionError(f"logits are {found['error']:.3f} from the reference")
+
+
+def in_a_process(name: str, folder: Path) -> dict[str, Any]:
+    command = [sys.executable, __file__, "--way", name, "--folder", str(folder)]
+    try:
+        ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        return {"failed": f"not done in {SECONDS} s"}
+    for line in ran.stdout.splitlines():
+        if line.startswith("RESULT "):
+            found: dict[str, Any] = json.loads(line.removeprefix("RESULT "))
+            return found
+    return {"failed": ran.stderr.strip().splitlines()[-1:], "trace": ran.stderr[-1500:]}
+
+
+def floors(found: dict[str, Any]) -> None:
+    """Adds what the link allows, and what each of trimtab's ways reaches of it."""
+    ways = found["ways"]
+    resident = ways["trimtab, resident"]
+    for name in ("trimtab, half streamed", "trimtab, all streamed"):
+        one = ways[name]
+        if "failed" in one or "failed" in resident:
+            continue
+        link = one["streamed"] / found["link_gbps"] / 1e9
+        one["share"] = one["tokens_per_second"] * max(link, 1 / resident["tokens_per_second"])
+        one["prefill_ratio"] = one["prefill_s"] / max(link, resident["prefill_s"])
+
+
+def main() -> None:
+    from trimtab.hardware import measured_link_gbps
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--way")
+    parser.add_argument("--folder", type=Path)
+    given = parser.parse_args()
+    if given.way:
+        one: dict[str, Any] = {}
+        WAYS[given.way](given.folder, one)
+        print("\nRESULT " + json.dumps(one))
+        return
+    found: dict[str, Any] = {
+        "machine": f"one {torch.cuda.get_device_name()}, torch {torch.__version__}",
+        "shape": f"Llama 8B shape, {given.layers} layers, random weights, NF4, LoRA r=16 on all "
+        "linears, batch 1",
+        "link_gbps": measured_link_gbps(),
+        "ways": {},
+    }
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        config = shapes.llama_config(**{**shapes.LLAMA_8B, "num_hidden_layers": given.layers})
+        shapes.write_checkpoint(config, folder / "base", device="cuda")
+        shapes.write_adapter(config, folder / "lora")
+        torch.cuda.empty_cache()
+        for name in WAYS:
+            found["ways"][name] = one = in_a_process(name, folder)
+            print(name, {k: v for k, v in one.items() if k != "steps"}, flush=True)
+            if given.out:
+                given.out.write_text(json.dumps(found, indent=1))
+    floors(found)
+    if given.out:
+        given.out.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()

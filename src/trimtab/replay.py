@@ -1,0 +1,70 @@
+"""A recorded call: what records it, and how its inputs and its output are told and kept apart."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeGuard
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+
+class Recorder(Protocol):
+    """Records what a call does on the device, to do it again without the host."""
+
+    def capture(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        """What `work` returned, and what replays it; nothing has been computed yet."""
+
+
+class CudaRecorder:
+    """CUDA graphs that share one pool of memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool: Any = None
+
+    def capture(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize(self._device)
+        with torch.cuda.graph(graph, pool=self._pool):
+            out = work()
+        self._pool = graph.pool()
+        return out, graph.replay
+
+
+def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
+    return isinstance(value, torch.Tensor)
+
+
+def describe_inputs(inputs: Mapping[str, Any], leaves: list[torch.Tensor]) -> tuple[Any, ...]:
+    """Shapes and dtypes of the tensors, which go to `leaves`, and the value of all else."""
+    found, structure = tree_flatten(dict(inputs))
+    described: list[Any] = []
+    for one in found:
+        if isinstance(one, torch.Tensor):
+            leaves.append(one)
+            described.append((tuple(one.shape), one.dtype))
+        elif isinstance(one, int | float | str | bool | None):
+            described.append(one)
+        else:
+            described.append(id(one))
+    return (*described, str(structure))
+
+
+def with_leaves(inputs: Mapping[str, Any], leaves: list[torch.Tensor]) -> Any:
+    """`inputs` with other tensors in the place of its own, in the order of `describe_inputs`."""
+    found, structure = tree_flatten(dict(inputs))
+    rest = iter(leaves)
+    return tree_unflatten(
+        [next(rest) if isinstance(one, torch.Tensor) else one for one in found], structure
+    )
+
+
+def private_output(output: Any) -> Any:
+    """A model's output with tensors of its own; the cache in it stays what it is."""
+    fresh = copy.copy(output)
+    for name, value in output.items():
+        if isinstance(value, torch.Tensor):
+            fresh[name] = value.clone()
+    return fresh
