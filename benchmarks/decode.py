@@ -61,12 +61,12 @@ def generate(model: Any, count: int, **options: Any) -> tuple[list[int], float]:
     return out[0, PROMPT:].tolist(), time.perf_counter() - start
 
 
-def rate(model: Any, count: int, options: Any = dict) -> tuple[list[int], float]:
-    """Greedy tokens, and tokens per second of all but the first eight; the best of three."""
+def rate(model: Any, count: int, options: Any = dict, times: int = 3) -> tuple[list[int], float]:
+    """Greedy tokens, and tokens per second of all but the first eight; the best of `times`."""
     generate(model, 8, **options())
     generate(model, 8, **options())
     best = 0.0
-    for _ in range(3):
+    for _ in range(times):
         _, short = generate(model, 8, **options())
         tokens, long = generate(model, count, **options())
         best = max(best, (count - 8) / (long - short))
@@ -77,10 +77,11 @@ def captured(placed: Any) -> dict[str, Any]:
     from transformers import LogitsProcessorList
 
     tokens, per_second = rate(placed.model, NEW)
+    peak = torch.cuda.max_memory_allocated()
     logits = Logits()
     again, _ = generate(placed.model, NEW, logits_processor=LogitsProcessorList([logits]))
     assert again == tokens
-    return {"tokens": tokens, "per_second": per_second, "logits": logits.digest()}
+    return {"tokens": tokens, "per_second": per_second, "logits": logits.digest(), "peak": peak}
 
 
 def eager(placed: Any) -> dict[str, Any]:
@@ -95,7 +96,7 @@ def eager(placed: Any) -> dict[str, Any]:
         return {caches.cache_argument(base): cache}
 
     try:
-        tokens, per_second = rate(placed.model, EAGER_NEW, options)
+        tokens, per_second = rate(placed.model, EAGER_NEW, options, times=1)
     finally:
         placed.steps.recorder = recorder
     return {"tokens": tokens, "per_second": per_second}
@@ -116,8 +117,10 @@ def difference(placed: Any, one: list[int], other: list[int]) -> dict[str, Any] 
             "margin": margin, "roundings": margin / rounding}  # fmt: skip
 
 
-def map_of(config: dict[str, Any], share: str) -> dict[str, Any]:
-    """A device map with all, every second or none of the decoder layers in RAM."""
+def map_of(config: dict[str, Any], share: str) -> dict[str, Any] | None:
+    """A device map with all, every second or none of the decoder layers in RAM; a budget plans."""
+    if share.endswith("GiB"):
+        return None
     text = config.get("text_config", config)
     prefix = "model.language_model.layers" if "text_config" in config else "model.layers"
     step = {"resident": 0, "half": 2, "all": 1}[share]
@@ -129,13 +132,16 @@ def run(folder: Path, adapter: Path, share: str, link: float, quant: str) -> dic
     from trimtab.api import load, plan
 
     config = json.loads((folder / "config.json").read_text())
-    made = plan(folder, {"a": adapter}, quant=quant, gpu="100GiB", cpu="60GiB", context=512,
+    gpu = share if share.endswith("GiB") else "100GiB"
+    made = plan(folder, {"a": adapter}, quant=quant, gpu=gpu, cpu="60GiB", context=512,
                 device_map=map_of(config, share))  # fmt: skip
     start = time.perf_counter()
     with load(made) as placed:
         loaded = time.perf_counter() - start
         streamed = sum(unit.moving_bytes for unit in made.of_mode("streamed"))
         result: dict[str, Any] = {"streamed": streamed, "load_s": loaded, "slots": made.slots}
+        result["modes"] = {mode: len(made.of_mode(mode)) for mode in
+                           ("resident", "streamed", "idle", "looked up")}  # fmt: skip
         result["captured"] = captured(placed)
         result["shortened"] = placed.steps.shortened
         with placed.using(None):
@@ -145,7 +151,9 @@ def run(folder: Path, adapter: Path, share: str, link: float, quant: str) -> dic
         result["eager"] = eager(placed)
         tokens = result["captured"]["tokens"]
         result["difference"] = difference(placed, tokens, result["eager"]["tokens"])
-        result["peak"] = torch.cuda.max_memory_allocated()
+        # Before the logits were kept.
+        result["peak"] = result["captured"]["peak"]
+        result["total_planned"] = made.totals["gpu:0"]
         result["planned"] = made.totals["gpu:0"] - made.costs["context"]
         result["forecast"] = made.forecast.tokens_per_second
         if streamed:
@@ -156,7 +164,7 @@ def run(folder: Path, adapter: Path, share: str, link: float, quant: str) -> dic
 def judge(found: dict[str, Any]) -> None:
     """Adds shares of the floor, and whether what is streamed is the resident model's."""
     resident = found["resident"]["captured"]
-    for share in ("resident", "half", "all"):
+    for share in found["shares"]:
         one = found[share]
         floor = min(one.get("link_per_second", float("inf")), resident["per_second"])
         one["share"] = one["captured"]["per_second"] / floor
@@ -179,11 +187,13 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--model", default="llama")
     parser.add_argument("--quant", default="nf4")
+    parser.add_argument("--shares", default="resident,half,all", help="or a budget, as 4GiB")
     given = parser.parse_args()
     link = measured_link_gbps()
     found: dict[str, Any] = {
         "machine": f"one {torch.cuda.get_device_name()}, torch {torch.__version__}",
         "link_gbps": link,
+        "shares": given.shares.split(","),
     }
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -195,7 +205,7 @@ def main() -> None:
         shapes.write_checkpoint(config, folder / "base", device="cuda")
         shapes.write_adapter(config, folder / "lora")
         torch.cuda.empty_cache()
-        for share in ("resident", "half", "all"):
+        for share in found["shares"]:
             found[share] = run(folder / "base", folder / "lora", share, link, given.quant)
             torch.cuda.reset_peak_memory_stats()
     judge(found)

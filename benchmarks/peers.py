@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -26,7 +27,7 @@ import shapes
 
 LONG = 2048
 CONTEXT = LONG + 64
-SECONDS = 150
+SECONDS = 110
 """The most that one way may take, loading included."""
 
 MMGP_BUDGET = 500
@@ -64,22 +65,27 @@ def measure(model: Any, count: int, **options: Any) -> dict[str, float]:
     for _ in range(2):
         short = generate(model, ids(32), 4, **options)
         best = max(best, (count - 4) / (generate(model, ids(32), count, **options) - short))
-    prefill = min(generate(model, ids(LONG), 1, **options) for _ in range(2))
+    prefill = min(generate(model, ids(LONG), 1, **options) for _ in range(4))
     return {"tokens_per_second": best, "prefill_s": prefill}
 
 
-def nf4() -> Any:
+def nf4(folder: Path) -> Any:
     from transformers import BitsAndBytesConfig
 
     return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4",
+                              bnb_4bit_use_double_quant=quant(folder) == "nf4-dq",
                               bnb_4bit_compute_dtype=torch.bfloat16,
                               llm_int8_enable_fp32_cpu_offload=True)  # fmt: skip
+
+
+def quant(folder: Path) -> str:
+    return (folder / "quant").read_text()
 
 
 def stock(folder: Path, where: Any, quantized: bool = True) -> Any:
     from transformers import AutoModelForCausalLM
 
-    options = {"quantization_config": nf4()} if quantized else {}
+    options = {"quantization_config": nf4(folder)} if quantized else {}
     return AutoModelForCausalLM.from_pretrained(
         folder / "base", dtype=torch.bfloat16, device_map=where, **options
     ).eval()
@@ -164,10 +170,10 @@ def diffusers(folder: Path, found: dict[str, Any]) -> None:
 
 
 def mmgp(folder: Path, found: dict[str, Any]) -> None:
-    from mmgp import offload
-
     start = time.perf_counter()
     model = stock(folder, "cpu", quantized=False)
+    from mmgp import offload  # it replaces what transformers loads with
+
     offload.all({"transformer": model}, pinnedMemory=True, quantizeTransformer=True,
                 budgets={"transformer": MMGP_BUDGET}, verboseLevel=0)  # fmt: skip
     found["load_s"] = time.perf_counter() - start
@@ -185,7 +191,7 @@ def trimtab(share: str) -> Way:
 
         names = [name for name, where in all_on_cpu(folder).items() if where == "cpu"]
         away = dict.fromkeys(names[::step] if step else (), "cpu")
-        made = plan(folder / "base", {"a": folder / "lora"}, quant="nf4", gpu="100GiB",
+        made = plan(folder / "base", {"a": folder / "lora"}, quant=quant(folder), gpu="100GiB",
                     cpu="60GiB", context=CONTEXT, device_map={"": 0, **away})  # fmt: skip
         start = time.perf_counter()
         with load(made) as placed:
@@ -238,10 +244,9 @@ def in_a_process(name: str, folder: Path) -> dict[str, Any]:
 def floors(found: dict[str, Any]) -> None:
     """Adds what the link allows, and what each of trimtab's ways reaches of it."""
     ways = found["ways"]
-    resident = ways["trimtab, resident"]
-    for name in ("trimtab, half streamed", "trimtab, all streamed"):
-        one = ways[name]
-        if "failed" in one or "failed" in resident:
+    resident = ways.get("trimtab, resident", {})
+    for one in (ways.get("trimtab, half streamed", {}), ways.get("trimtab, all streamed", {})):
+        if "streamed" not in one or "prefill_s" not in resident:
             continue
         link = one["streamed"] / found["link_gbps"] / 1e9
         one["share"] = one["tokens_per_second"] * max(link, 1 / resident["tokens_per_second"])
@@ -254,6 +259,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--quant", default="nf4")
+    parser.add_argument("--only", default="", help="a regular expression: ways by name")
     parser.add_argument("--way")
     parser.add_argument("--folder", type=Path)
     given = parser.parse_args()
@@ -264,8 +271,8 @@ def main() -> None:
         return
     found: dict[str, Any] = {
         "machine": f"one {torch.cuda.get_device_name()}, torch {torch.__version__}",
-        "shape": f"Llama 8B shape, {given.layers} layers, random weights, NF4, LoRA r=16 on all "
-        "linears, batch 1",
+        "shape": f"Llama 8B shape, {given.layers} layers, random weights, {given.quant}, LoRA r=16 "
+        "on all linears, batch 1",
         "link_gbps": measured_link_gbps(),
         "ways": {},
     }
@@ -274,8 +281,9 @@ def main() -> None:
         config = shapes.llama_config(**{**shapes.LLAMA_8B, "num_hidden_layers": given.layers})
         shapes.write_checkpoint(config, folder / "base", device="cuda")
         shapes.write_adapter(config, folder / "lora")
+        (folder / "quant").write_text(given.quant)
         torch.cuda.empty_cache()
-        for name in WAYS:
+        for name in (name for name in WAYS if re.search(given.only, name)):
             found["ways"][name] = one = in_a_process(name, folder)
             print(name, {k: v for k, v in one.items() if k != "steps"}, flush=True)
             if given.out:
