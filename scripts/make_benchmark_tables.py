@@ -1,6 +1,7 @@
 """Writes the tables of README.md: `python scripts/make_benchmark_tables.py`.
 
-The figures are those of benchmarks/results. Each table stands between `<!-- table NAME -->` and `<!-- end -->`; nothing else is touched.
+The figures are those of benchmarks/results. Each table stands between `<!-- table NAME -->` and
+`<!-- end -->`; nothing else is touched.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ import torch
 import transformers
 from torch import nn
 
+import further_situations as further
 import tiny  # of tests/
 
 
@@ -130,5 +131,6 @@ UNRELATED: dict[str, Callable[[], object]] = {
     "transformers-template": _template,
     "transformers-class": lambda: transformers.NoSuchModel,
     "safetensors-shared": _saved,
+    "accelerate-moved": lambda: further.moved("llama", "model.layers.2"),
     "tokenizer-empty": lambda: tiny.tokenizer().decode(["x"]),
 }
