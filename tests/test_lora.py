@@ -11,9 +11,10 @@ import torch
 
 import tiny
 from placing import placed
+from trimtab.decode import lora_shortcuts
 from trimtab.fakes import TorchProducts
 from trimtab.foreign import adapter_layers
-from trimtab.lora import BOUND, Lora, Shortcuts, is_right, lora_shortcuts, plain_lora
+from trimtab.lora import BOUND, Lora, Shortcuts, is_right, plain_lora
 from trimtab.place import Placement
 
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from trimtab.errors import first_line
+from trimtab.foreign import has_input_hooks
 
 BOUND = 2**-7
 """Of |output| + |what the LoRA adds|: a rounding of either to bfloat16 (2^-9) gone the other way,
@@ -56,7 +57,7 @@ def plain_lora(layer: Any) -> Lora | None:
     rounded = kind == ("peft.tuners.lora.bnb", "Linear4bit")
     if not rounded and kind != ("peft.tuners.lora.layer", "Linear"):
         return None
-    if layer.disable_adapters or layer.merged or layer.training or layer._forward_pre_hooks:
+    if layer.disable_adapters or layer.merged or layer.training or has_input_hooks(layer):
         return None
     names = [name for name in layer.active_adapters if name in layer.lora_A]
     if len(names) != 1:
@@ -133,15 +134,6 @@ class Shortcuts:
                 undo.callback(vars(layer).pop, "forward")
                 count += 1
             yield count
-
-
-def lora_shortcuts(device: torch.device) -> Shortcuts | None:
-    """The kernels of a CUDA device; None where Triton, which comes with torch on Linux, is not."""
-    try:
-        from trimtab.lora_kernels import Kernels
-    except ImportError:
-        return None
-    return Shortcuts(Kernels(device))
 
 
 def through(

@@ -13,7 +13,7 @@ from typer.main import get_command
 
 from trimtab.cli import quiet, verdict
 
-COMMANDS = ("plan", "run", "chat", "check", "explain", "doctor", "merge", "bench", "demo")
+COMMANDS = ("plan", "run", "chat", "check", "explain", "doctor", "repro", "merge", "bench", "demo")
 """In the order of the help; each is the function `command` of the file of that name."""
 
 
