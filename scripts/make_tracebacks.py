@@ -369,8 +369,8 @@ HELD_OUT |= {
     "third-name": _of("TT311", failing.unknown_adapter, "olmo2"),
     "third-hra": _of("TT317", further.kind_on_quantized, "HRA", "nf4-dq", "gemma2"),
     "third-loha": _of("TT317", further.kind_on_quantized, "LoHa", "fp4-dq", "starcoder2"),
-    "third-ia3": _of("TT317", further.kind_on_quantized, "IA3", "int8", "olmo2"),
-    "third-merged": _of("TT309", further.merged_quantized, "IA3", "int8", "olmo2"),
+    "third-ia3": _of("TT317", further.kind_on_quantized, "IA3", "int8", "gemma2"),
+    "third-merged": _of("TT309", further.merged_quantized, "IA3", "int8", "gemma2"),
     "third-packed": _of("TT513", failing.packed, 104, "fp4"),
     "third-two-devices": _of(
         "TT220", further.two_devices, "gemma2", "linear", "mat2", "wrapper_CUDA_mm"

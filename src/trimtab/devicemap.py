@@ -21,7 +21,7 @@ _GPU = re.compile(r"(?:cuda:|gpu:)?\d+")
 
 _PEFT_PREFIXES = ("base_model.model", "base_model")
 
-_KINDRED = (
+KINDRED = (
     frozenset(("multi_modal_projector", "mm_projector", "embed_vision", "embed_audio",
                "connector", "merger", "projector")),
     frozenset(("vision_tower", "vision_model", "visual", "vision_encoder", "image_tower")),
@@ -68,12 +68,17 @@ def match_device_map(device_map: Mapping[str, Any], outline: Outline) -> Matched
             f"{device_map!r} is not a device map",
             fix="leave the device map out: the plan decides from the budget",
         )
-    parameters = {one.name for one in outline.weights} | {alias for alias, _ in outline.ties}
-    names = outline.modules | outline.buffers | parameters
+    names = known_names(outline)
     tiers, notes, unknown = _read_keys(device_map, names)
     if unknown:
         raise _unmatched(unknown, names)
     return MatchedMap(_spread(tiers, outline), tuple(notes))
+
+
+def known_names(outline: Outline) -> frozenset[str]:
+    """Every name that a key may be: of a module, a buffer or a parameter, tied ones too."""
+    parameters = {one.name for one in outline.weights} | {alias for alias, _ in outline.ties}
+    return outline.modules | outline.buffers | parameters
 
 
 def _read_keys(
@@ -82,8 +87,8 @@ def _read_keys(
     tiers: dict[str, str] = {}
     notes, unknown = [], []
     for key, value in sorted(device_map.items(), key=lambda item: item[0] in names):
-        tier = _tier(key, value)
-        real = _real_name(key, names)
+        tier = tier_of(key, value)
+        real = real_name(key, names)
         if real is None:
             unknown.append(key)
             continue
@@ -93,7 +98,12 @@ def _read_keys(
     return tiers, notes, unknown
 
 
-def _tier(key: str, value: Any) -> str:
+def tier_of(key: str, value: Any) -> str:
+    """The tier that a key's value names.
+
+    Raises:
+        PlacementFault: TT203, TT204.
+    """
     text = "" if isinstance(value, bool) else str(value).strip().lower()
     if text in _TIERS:
         return _TIERS[text]
@@ -111,7 +121,8 @@ def _tier(key: str, value: Any) -> str:
     )
 
 
-def _real_name(key: str, names: frozenset[str]) -> str | None:
+def real_name(key: str, names: frozenset[str]) -> str | None:
+    """The one name that a key can mean; None if there is none, or more than one."""
     if key == "" or key in names:
         return key
     bare = key
@@ -149,7 +160,7 @@ def nearest_names(key: str, names: Iterable[str]) -> list[str]:
     """Up to three real names that may be meant: of the same role there, else of like spelling."""
     known = sorted(names)
     parent, _, last = key.rpartition(".")
-    kindred = next((group for group in _KINDRED if last in group), frozenset())
+    kindred = next((group for group in KINDRED if last in group), frozenset())
     same_role = [
         name
         for name in known
@@ -162,7 +173,7 @@ def _spread(tiers: Mapping[str, str], outline: Outline) -> dict[str, str]:
     placed = {}
     homeless = []
     for weight in outline.weights:
-        tier = _most_specific(weight.name, tiers)
+        tier = most_specific(weight.name, tiers)
         if tier is None:
             homeless.append(weight.name)
         else:
@@ -178,7 +189,8 @@ def _spread(tiers: Mapping[str, str], outline: Outline) -> dict[str, str]:
     return placed
 
 
-def _most_specific(name: str, tiers: Mapping[str, str]) -> str | None:
+def most_specific(name: str, tiers: Mapping[str, str]) -> str | None:
+    """The tier of the longest key that covers a name by whole components."""
     while name:
         if name in tiers:
             return tiers[name]

@@ -135,6 +135,7 @@ def test_a_budget_that_is_too_small_is_found_with_its_shortfall() -> None:
 
 def test_each_wrong_size_is_found() -> None:
     found = check(checkpoint("llama"), gpu="6 potatoes", cpu="-1", disk="1GiB", hardware=CARD)
+    assert codes(check(checkpoint("llama"), adapter_memory="all", hardware=CARD)) == ["TT402"]
     assert codes(found) == ["TT402", "TT402"]
     assert [one.what for one in found] == ["'6 potatoes' is not a size", "'-1' is not a size"]
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import safetensors.torch
+import torch
 
 from trimtab.diagnosis import doctor
 from trimtab.diagnosis.doctor import Health, examine, mask
@@ -133,6 +135,32 @@ def test_variables_are_masked(tmp_path: Path) -> None:
     assert "HOME" not in health.variables
     assert ": 1 models, " in health.folders["hub cache"]
     assert "secret" not in health.markdown()
+
+
+def test_rewritten_checkpoints_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here, in the tree that is left of an absolute path, and in the hub's cache."""
+    names = {"base_model.model.model.norm.weight": torch.ones(2), "lm_head.weight": torch.ones(2)}
+    files = ("here/base/model.safetensors", "here/home/me/x/y/model-00001-of-00002.safetensors")
+    files += ("hub/models--a--b/snapshots/abc/model.safetensors",)
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True)
+        safetensors.torch.save_file(names, tmp_path / name)
+    # Adapters have such names by right; what is damaged otherwise is not looked at.
+    safetensors.torch.save_file(names, tmp_path / "here/base/adapter_model.safetensors")
+    safetensors.torch.save_file({"a": torch.ones(1)}, tmp_path / "here/model.safetensors")
+    (tmp_path / "here/home/model.safetensors").write_bytes(b"x")
+    monkeypatch.chdir(tmp_path / "here")
+    found = machine(environment={"HF_HOME": str(tmp_path)}).findings
+    assert [(one.code, one.severity, one.confidence) for one in found] == [
+        ("TT507", "error", "likely")
+    ] * 3
+    assert found[0].what == (
+        "tensors of base/model.safetensors have names that begin with 'base_model.model.'"
+    )
+    assert found[2].what.split()[2] == str(tmp_path / files[2])
+    monkeypatch.setattr(doctor, "FOLDERS", 2)
+    found = machine(environment={"HF_HOME": str(tmp_path)}).findings
+    assert [one.what.split()[2] for one in found] == ["base/model.safetensors"]
 
 
 @pytest.mark.parametrize(

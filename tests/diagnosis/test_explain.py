@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 
+import accelerate
 import pytest
 import safetensors.torch
 import torch
 
+import tiny
 from trimtab.diagnosis import Finding, explain, page
 from trimtab.errors import AdapterFault, MemoryFault
 
@@ -185,3 +189,47 @@ def test_the_way_back_of_a_rewritten_checkpoint(
     restored = safetensors.torch.load_file("restored.safetensors")
     assert set(restored) == set(base)
     assert all(torch.equal(restored[name], base[name]) for name in base)
+
+
+def _merges(at: Path) -> None:
+    folder = tiny.checkpoint("llama")
+    tiny.reference(folder, "nf4", tiny.adapter(folder)).merge_adapter()
+
+
+def _lacks_tensors(at: Path) -> None:
+    folder = tiny.writable(tiny.adapter(tiny.checkpoint("llama")), at)
+    tensors = safetensors.torch.load_file(folder / "adapter_model.safetensors")
+    del tensors[min(tensors)]
+    safetensors.torch.save_file(tensors, folder / "adapter_model.safetensors")
+    tiny.reference(tiny.checkpoint("llama"), adapters=folder)
+
+
+def _no_room(at: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:  # a card that is told of, and too small
+        patch.setattr(accelerate.utils.modeling, "is_mps_available", lambda: True)
+        accelerate.infer_auto_device_map(tiny.MODELS["llama"](), {"mps": 10, "cpu": 10**9})
+
+
+def _wrong_key(at: Path) -> None:
+    model = tiny.MODELS["llama"]()
+    accelerate.utils.modeling.check_device_map(model, {"": "cpu", "transformer.h.0": "disk"})
+
+
+@pytest.mark.parametrize(
+    ("code", "run"),
+    [("TT309", _merges), ("TT303", _lacks_tensors), ("TT221", _no_room), ("TT201", _wrong_key)],
+)
+@pytest.mark.filterwarnings("default")
+def test_what_the_stock_stack_warns_of(
+    code: str,
+    run: Callable[[Path], None],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """In its own words: it is run, and computes something else than it was asked to."""
+    caplog.set_level("INFO")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        run(tmp_path)
+    log = "\n".join([*(str(one.message) for one in told), *caplog.messages])
+    assert code in [one.code for one in explain(f"a log\n{log}\nmore")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -25,6 +26,7 @@ HEADINGS = [
 ]
 
 
+@functools.cache
 def used_codes() -> set[str]:
     """Codes that the source names as strings of their own, apart from titles and pages."""
     found = set()

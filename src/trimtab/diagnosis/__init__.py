@@ -7,5 +7,6 @@ from __future__ import annotations
 from trimtab.diagnosis.check import check
 from trimtab.diagnosis.explain import explain, page
 from trimtab.diagnosis.finding import Finding
+from trimtab.diagnosis.repair import Repair, repair
 
-__all__ = ["Finding", "check", "explain", "page"]
+__all__ = ["Finding", "Repair", "check", "explain", "page", "repair"]

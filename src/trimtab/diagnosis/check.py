@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from trimtab.adapters import AdapterHeader, adapter_bytes, read_adapter
 from trimtab.checkpoint import Checkpoint, open_checkpoint
 from trimtab.compat import known_fields
-from trimtab.devicemap import match_device_map
+from trimtab.devicemap import match_device_map, tier_of
 from trimtab.diagnosis.finding import Finding
 from trimtab.diagnosis.versions import check_versions, installed
 from trimtab.errors import MemoryFault, PlacementFault, TrimtabError
-from trimtab.fit import Shapes, fit
+from trimtab.fit import Shapes, fit, three
 from trimtab.hardware import Hardware, default_budget
 from trimtab.memory import Budget, parse_size
 from trimtab.outline import Outline, build_outline
@@ -52,6 +52,7 @@ def check(
     modalities: tuple[str, ...] = ("text",),
     dtype: str = "auto",
     hardware: Hardware | None = None,
+    adapter_memory: Size = None,
 ) -> list[Finding]:
     """Looks for everything that would go wrong, from headers and configs; nothing is loaded.
 
@@ -68,28 +69,77 @@ def check(
         >>> [one.code for one in check("./llama", {"transformer": 0})]
         ['TT201']
     """
+    return look(
+        model,
+        device_map,
+        adapters,
+        quant=quant,
+        gpu=gpu,
+        cpu=cpu,
+        disk=disk,
+        context=context,
+        batch=batch,
+        modalities=modalities,
+        dtype=dtype,
+        hardware=hardware,
+        adapter_memory=adapter_memory,
+    ).findings
+
+
+@dataclasses.dataclass(frozen=True)
+class Look:
+    """What is wrong, in the order of `check`, and the facts that it was found by.
+
+    `plan` is called with a device map or None, and plans for the same model, adapters and budget;
+    None where something that it needs is not known.
+    """
+
+    findings: list[Finding]
+    outline: Outline | None
+    runs: str = ""
+    plan: Callable[[Mapping[str, Any] | None], Plan] | None = None
+
+
+def look(
+    model: str | Path,
+    device_map: Mapping[str, Any] | None,
+    adapters: Adapters | None,
+    quant: str = "auto",
+    gpu: Size = None,
+    cpu: Size = None,
+    disk: Size = None,
+    dtype: str = "auto",
+    hardware: Hardware | None = None,
+    adapter_memory: Size = None,
+    **asked: Any,
+) -> Look:
+    """Carries out `check`, whose arguments these are."""
     found: list[Finding] = []
+    sizes = (gpu, cpu, disk)
     checkpoint = _checkpoint(model, found)
     found += check_versions(str(checkpoint.config.get("model_type", "")) if checkpoint else "")
     outline, exact = _outline(checkpoint, quant, dtype, found)
     planned = _adapters(adapters, outline, checkpoint, found)
-    sizes_right = _sizes((gpu, cpu, disk), found)
+    sizes_right = _sizes((*sizes, adapter_memory), found)
+    told = Look(found, outline)
     if outline is not None:
         map_right = device_map is None or _match(device_map, outline, found)
+        if device_map is not None and map_right:
+            found += _overreach(device_map, outline)
         if exact and sizes_right:
             machine = hardware or Hardware.detect()
-            found += _plan(
-                outline,
-                default_budget(machine, gpu, cpu, disk),
-                hardware=machine,
-                adapters=planned,
-                context=context,
-                batch=batch,
-                modalities=modalities,
-                device_map=device_map if map_right else None,
-            )
+            budget = default_budget(machine, *sizes)
+            asked |= {"hardware": machine, "adapters": planned}
+            asked["adapter_memory"] = parse_size(adapter_memory)
+            found += _plan(outline, budget, device_map if map_right else None, **asked)
+
+            def plan(device_map: Mapping[str, Any] | None) -> Plan:
+                return make_plan(outline, budget, device_map=device_map, **asked)
+
+            told = Look(found, outline, budget.runs, plan)
     order = ("error", "warning", "note")
-    return sorted(found, key=lambda one: order.index(one.severity))
+    found.sort(key=lambda one: order.index(one.severity))
+    return told
 
 
 def _persist(
@@ -203,6 +253,25 @@ def _match_each(device_map: Mapping[str, Any], outline: Outline) -> list[Finding
     return found
 
 
+def _overreach(device_map: Mapping[str, Any], outline: Outline) -> list[Finding]:
+    """Notes on keys that the stock loader takes for further modules, to other tiers than here."""
+    tiers = match_device_map(device_map, outline).tiers
+    also: dict[str, dict[str, None]] = {}
+    for name, tier in tiers.items():
+        # It takes keys for beginnings of names, not of their components: 1 begins 10.
+        keys = [key for key in device_map if key and name.startswith(key)]
+        key = max(keys, key=lambda one: (one.count("."), len(one)), default="")
+        if key and tier_of(key, device_map[key]) != tier:
+            rest = name[len(key) :].partition(".")[0]
+            also.setdefault(key, {})[key + rest] = None
+    return [
+        _note(
+            "TT223", f"transformers takes the key {key!r} for {three(more)} too, trimtab does not"
+        )
+        for key, more in also.items()
+    ]
+
+
 # -------------------------------------------------------------------------------------- adapters
 
 
@@ -221,7 +290,7 @@ def _adapters(
         if header is not None:
             planned.append(PlannedAdapter(name, str(source), adapter_bytes(header), 0))
             if shapes is not None:
-                found += _fit(header, shapes, base)
+                found += _fit(header, shapes, base, outline.ties if outline else ())
     return planned
 
 
@@ -238,7 +307,9 @@ def _shapes(outline: Outline) -> Shapes:
     return own | {alias: own[owner] for alias, owner in outline.ties}
 
 
-def _fit(header: AdapterHeader, shapes: Shapes, base: str | None) -> list[Finding]:
+def _fit(
+    header: AdapterHeader, shapes: Shapes, base: str | None, ties: tuple[tuple[str, str], ...]
+) -> list[Finding]:
     """Everything that keeps an adapter from the model; if nothing does, what is adapted."""
     found: list[Finding] = []
     fields = None
@@ -246,7 +317,7 @@ def _fit(header: AdapterHeader, shapes: Shapes, base: str | None) -> list[Findin
         fields = _persist(lambda: known_fields(header), found, {})
         if fields is None:
             return found
-    asked = {"known_fields": fields}
+    asked = {"known_fields": fields, "ties": ties}
 
     def decide(**waived: Any) -> tuple[str, ...]:
         return fit(header, shapes, base, **{**asked, **waived}).notes
@@ -273,9 +344,12 @@ def _sizes(sizes: Sequence[Size], found: list[Finding]) -> bool:
     return right
 
 
-def _plan(outline: Outline, budget: Budget, **asked: Any) -> list[Finding]:
+def _plan(
+    outline: Outline, budget: Budget, device_map: Mapping[str, Any] | None, **asked: Any
+) -> list[Finding]:
     """What keeps a plan from being made; if nothing does, what it makes of the map."""
     found: list[Finding] = []
+    asked["device_map"] = device_map
 
     def decide(**waived: Any) -> Plan:
         return make_plan(outline, budget, **{**asked, **waived})

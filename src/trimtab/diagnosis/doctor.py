@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import json
 import os
 import platform
@@ -10,11 +11,13 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from trimtab.checkpoint import PEFT_PREFIX
 from trimtab.diagnosis import registry
 from trimtab.diagnosis.finding import Finding
 from trimtab.diagnosis.versions import check_versions, installed, is_within
@@ -40,6 +43,9 @@ GPU: Final = (
 
 PATIENCE: Final = 5
 """Seconds that the driver's tool may take."""
+
+FOLDERS, FILES, HEADER = 1000, 300, 1 << 20
+"""How much is looked through for rewritten checkpoints: folders, files, bytes of each header."""
 
 _SECRET = re.compile(r"\b(hf|sk|gh[pousr]|github_pat|glpat)[_-][A-Za-z0-9_-]{8,}")
 _LOGIN = re.compile(r"(?<=://)[^/\s@]+@")
@@ -117,6 +123,8 @@ def examine(
     measured, broken = _measured(run) if measure else ({}, [])
     findings = [*check_versions(look_up=look_up), *_combinations(look_up)]
     findings += _libraries(versions["torch"], bool(gpus), cuda, _bitsandbytes_libraries())
+    cache = _hub_cache(environment)
+    findings += _rewritten([Path("."), cache])
     system = {
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "Python": f"{platform.python_version()} in {mask(sys.prefix)}",
@@ -127,7 +135,7 @@ def examine(
         versions=versions,
         gpus=gpus,
         memory=_memory(),
-        folders=_folders(environment),
+        folders=_folders(cache),
         variables={name: _variable(name, environment) for name in VARIABLES if name in environment},
         measured=measured,
         findings=(*findings, *broken),
@@ -197,6 +205,40 @@ def _bitsandbytes_libraries() -> tuple[str, ...]:
     return tuple(one.name for one in files if re.match(r"libbitsandbytes_cuda\d+\.", one.name))
 
 
+def _rewritten(places: Sequence[Path]) -> list[Finding]:
+    """Base checkpoints with a PEFT model's names; of a tree that is large, the upper folders."""
+    found = []
+    files = itertools.chain.from_iterable(_checkpoint_files(place) for place in places)
+    for file in itertools.islice(files, FILES):
+        try:
+            with open(file, "rb") as opened:
+                size = int.from_bytes(opened.read(8), "little")
+                told = opened.read(min(size, HEADER))
+        except OSError:
+            continue
+        if f'"{PEFT_PREFIX}'.encode() in told:
+            what = f"tensors of {mask(str(file))} have names that begin with {PEFT_PREFIX!r}"
+            fix = "`trimtab explain TT507` tells how to restore it"
+            found.append(Finding("TT507", what, fix=fix, confidence="likely"))
+    return found
+
+
+def _checkpoint_files(place: Path) -> Iterator[Path]:
+    waiting = deque([place])
+    for _ in range(FOLDERS):
+        if not waiting:
+            return
+        try:
+            entries = sorted(os.scandir(waiting.popleft()), key=lambda one: one.name)
+        except OSError:
+            continue
+        for one in entries:
+            if re.fullmatch(r"model(-\d+-of-\d+)?\.safetensors", one.name):
+                yield Path(one.path)
+            elif one.is_dir(follow_symlinks=False):
+                waiting.append(Path(one.path))
+
+
 # ----------------------------------------------------------------------------------------- facts
 
 
@@ -254,9 +296,12 @@ def _memory() -> dict[str, int]:
     return {"RAM": ram.total, "RAM available": ram.available, **found}
 
 
-def _folders(environment: Mapping[str, str]) -> dict[str, str]:
+def _hub_cache(environment: Mapping[str, str]) -> Path:
     home = environment.get("HF_HOME") or str(Path.home() / ".cache" / "huggingface")
-    cache = Path(environment.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
+    return Path(environment.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
+
+
+def _folders(cache: Path) -> dict[str, str]:
     if not cache.is_dir():
         return {"hub cache": f"{mask(str(cache))}: not there"}
     models = sum(one.name.startswith("models--") for one in cache.iterdir())

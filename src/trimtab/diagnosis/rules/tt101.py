@@ -30,8 +30,9 @@ RULE = Rule(
     signs=(
         Sign(
             r"FlashAttention\d? has been toggled on, but it cannot be used"
-            r"|requires? (the latest version of )?(bitsandbytes|accelerate)\b|Using `bitsandbytes`",
-            ("ImportError", "ModuleNotFoundError", "PackageNotFoundError"),
+            r"|requires? (the latest version of )?`?(bitsandbytes|accelerate)\b"
+            r"|Using `bitsandbytes`",
+            ("ImportError", "ModuleNotFoundError", "PackageNotFoundError", "ValueError"),
             through=r"^(transformers|peft|accelerate)/",
         ),
     ),

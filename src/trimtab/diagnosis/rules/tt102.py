@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from trimtab.diagnosis.rule import Rule
+from trimtab.diagnosis.sign import Sign
 
 RULE = Rule(
     code="TT102",
     seen="""
         `trimtab check` names an installed package, its version and the oldest version that will
-        do.
+        do; or transformers says that `the version of PEFT you are using is not compatible`.
         """,
     why="""
         transformers 5 changed how weights are converted while they load, and PEFT, accelerate
@@ -27,4 +28,13 @@ RULE = Rule(
     not_helping="""
         Upgrading one of them alone, or `--no-deps`.
         """,
+    signs=(
+        Sign(
+            r"version of \w+ you are using is not compatible, please use a version"
+            r"|is required for a normal functioning of this module, but found",
+            ("ValueError", "ImportError"),
+            through=r"^(transformers|peft|accelerate)/",
+            alone=False,
+        ),
+    ),
 )

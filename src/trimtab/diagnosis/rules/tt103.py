@@ -35,6 +35,8 @@ RULE = Rule(
         Sign(
             r"Cannot access accelerator device when none is available"
             r"|Torch not compiled with CUDA enabled|Found no NVIDIA driver"
+            r"|No CUDA GPUs are available"
+            r"|NVIDIA driver on your system is too old|CUDA driver version is insufficient"
             r"|pin_memory=True requires a CUDA",
             ("RuntimeError", "AssertionError"),
             through=r"^(transformers|peft|accelerate|bitsandbytes)/",

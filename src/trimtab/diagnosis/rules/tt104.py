@@ -35,5 +35,10 @@ RULE = Rule(
             ("ValueError", "AttributeError"),
             through=r"^transformers/models/auto/",
         ),
+        Sign(
+            r"contains custom code which must be executed to correctly load the model",
+            ("ValueError",),
+            through=r"^transformers/",
+        ),
     ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trimtab.diagnosis.rule import Rule
+from trimtab.diagnosis.sign import Sign
 
 RULE = Rule(
     code="TT105",
@@ -26,4 +27,13 @@ RULE = Rule(
         Naming a file of the model (`.../model.safetensors`): it is the folder that is asked
         for.
         """,
+    signs=(
+        Sign(
+            r"Repo id must|not a local folder and is not a valid model identifier"
+            r"|We couldn't connect to .* to load the files|You are trying to access a gated repo",
+            ("OSError", "EnvironmentError", "HFValidationError", "RepositoryNotFoundError"),
+            through=r"^transformers/(models/auto/|configuration_utils|modeling_utils|utils/hub)",
+            alone=False,
+        ),
+    ),
 )

@@ -24,8 +24,9 @@ RULE = Rule(
         """,
     fix="""
         Replace the key by one of the names in the error. `trimtab check MODEL --device-map
-        map.json` lists all wrong keys at once.
+        map.json` lists all wrong keys at once, and with `--fix` prints a map without them.
         """,
+    said=(r"The following device_map keys do not match any submodules in the model",),
     library="trimtab",
     not_helping="""
         Adding a key `""` for the rest: the wrong key stays wrong, and its module goes where the

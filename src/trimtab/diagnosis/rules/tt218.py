@@ -31,7 +31,8 @@ RULE = Rule(
     foreign=True,
     signs=(
         Sign(
-            r"We need an `offload_dir` to dispatch this model|Please provide an `offload_folder`",
+            r"We need an `offload_dir` to dispatch this model"
+            r"|[Pp]lease (provide|pass along) an `offload_folder`",
             ("ValueError",),
             through=r"^(accelerate|transformers|peft)/",
         ),

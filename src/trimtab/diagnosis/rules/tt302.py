@@ -34,5 +34,21 @@ RULE = Rule(
             through=r"^peft/|^transformers/integrations/peft\.py:load_adapter$",
             alone=False,
         ),
+        Sign(
+            r"Weights only load failed|invalid load key|pickle data was truncated"
+            r"|PytorchStreamReader failed|Ran out of input",
+            ("UnpicklingError", "EOFError", "RuntimeError"),
+            through=r"^peft/|^transformers/integrations/peft\.py:load_adapter$",
+            alone=False,
+        ),
+        Sign(
+            r"line \d+ column \d+", ("JSONDecodeError",), through=r"^peft/config\.py:", alone=False
+        ),
+        Sign(
+            r"^None$",
+            ("KeyError",),
+            innermost=r"^peft/(peft_model|config|mapping\w*|auto)\.py:",
+            alone=False,
+        ),
     ),
 )

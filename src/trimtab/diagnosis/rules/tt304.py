@@ -28,7 +28,8 @@ RULE = Rule(
         """,
     signs=(
         Sign(
-            r"Target modules .* not found in the base model|Please specify `target_modules`",
+            r"Target modules .* not found in the base model"
+            r"|Please specify `(target|feedforward)_modules`",
             ("ValueError", "NoMatchingPeftModuleError"),
         ),
     ),

@@ -12,8 +12,8 @@ RULE = Rule(
     why="""
         It was trained with `bias="all"` or `"lora_only"`, or its targets include an embedding,
         in which case PEFT saves the whole table too. To put these values in would change the
-        base for every other adapter, and for the base itself. If they equal the base's they are
-        dropped, with a note.
+        base for every other adapter, and with none: PEFT has one bias and one table for all of
+        them. If they equal the base's they are dropped, with a note.
         """,
     versions="""
         All. PEFT overwrites the base with them.

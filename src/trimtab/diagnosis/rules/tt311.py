@@ -28,7 +28,8 @@ RULE = Rule(
         """,
     signs=(
         Sign(
-            r"^Adapter \S+ (not found|does not exist)|Adapter with name \S+ already exists",
+            r"^Adapter (with name )?\S+ (not found|does not exist|already exists)"
+            r"|infer with non-existing adapter",
             ("ValueError",),
             through=r"^(peft/|transformers/integrations/peft)",
             alone=False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trimtab.diagnosis.rule import Rule
+from trimtab.diagnosis.sign import Sign
 
 RULE = Rule(
     code="TT319",
@@ -15,7 +16,9 @@ RULE = Rule(
         and their bytes lie with accelerate.
         """,
     versions="""
-        Met with transformers 5.24, PEFT 0.21.2 and accelerate 1.15.
+        Met with transformers 5.24, PEFT 0.21.2 and accelerate 1.15. With PEFT 0.18 and 0.19 the
+        next forward fails: `new() received an invalid combination of arguments - got (Tensor,
+        requires_grad=bool)`, from accelerate's hook.
         """,
     fix="""
         `placed.add_adapter` and `set_adapter` of a model that `trimtab.load` has placed: adapters
@@ -26,4 +29,14 @@ RULE = Rule(
         Calling it twice.
         """,
     foreign=True,
+    signs=(
+        Sign(
+            r"new\(\) received an invalid combination of arguments"
+            r" - got \(Tensor, requires_grad=bool\)",
+            ("TypeError",),
+            through=r"^accelerate/hooks\.py:pre_forward$",
+            alone=False,
+            confidence="likely",
+        ),
+    ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trimtab.diagnosis.rule import Rule
+from trimtab.diagnosis.sign import Sign
 
 RULE = Rule(
     code="TT501",
@@ -24,4 +25,12 @@ RULE = Rule(
     not_helping="""
         Writing a `config.json` by hand for weights of unknown shape.
         """,
+    signs=(
+        Sign(
+            r"Unrecognized model in .* Should have a `model_type` key"
+            r"|does not appear to have a file named config\.json",
+            ("ValueError", "OSError", "EnvironmentError"),
+            through=r"^transformers/",
+        ),
+    ),
 )

@@ -34,5 +34,23 @@ RULE = Rule(
             through=r"^transformers/modeling_utils\.py:from_pretrained$",
             alone=False,
         ),
+        Sign(
+            r"Weights only load failed|invalid load key|pickle data was truncated"
+            r"|PytorchStreamReader failed|Ran out of input",
+            ("UnpicklingError", "EOFError", "RuntimeError"),
+            through=r"^transformers/modeling_utils\.py:",
+            alone=False,
+        ),
+        Sign(
+            r"line \d+ column \d+",
+            ("JSONDecodeError",),
+            through=r"^transformers/(utils/hub|configuration_utils|modeling_utils)\.py:",
+            alone=False,
+        ),
+        Sign(
+            r"config file at .* is not a valid JSON file",
+            ("OSError", "EnvironmentError"),
+            through=r"^transformers/",
+        ),
     ),
 )

@@ -25,5 +25,17 @@ RULE = Rule(
     not_helping="""
         Renaming a shard of another model to fill the gap.
         """,
-    signs=(Sign(r"Error no file named .* found in directory", ("OSError", "EnvironmentError")),),
+    signs=(
+        Sign(
+            r"Error no file named .* found in directory"
+            r"|does not appear to have a file named (pytorch_)?model\b",
+            ("OSError", "EnvironmentError"),
+        ),
+        Sign(
+            r"No such file or directory:? .*\.(safetensors|bin)\b",
+            ("FileNotFoundError",),
+            through=r"^transformers/modeling_utils\.py:",
+            alone=False,
+        ),
+    ),
 )

@@ -9,8 +9,8 @@ RULE = Rule(
     code="TT511",
     seen="""
         `SCB is neither a parameter, buffer, nor extra state`, the same with `weight_format`,
-        `'Parameter' object has no attribute 'SCB'`, or `` `weight` is not an nn.Module`` while a
-        quantized model is loaded, gets an adapter, or is saved.
+        `'Parameter' object has no attribute 'SCB'` (or `'CB'`), or `` `weight` is not an
+        nn.Module`` while a quantized model is loaded, gets an adapter, or is saved.
         """,
     why="""
         An 8-bit weight needs its scales (`SCB`), a 4-bit one its quantization state. bitsandbytes
@@ -37,7 +37,16 @@ RULE = Rule(
             r"(SCB|weight_format|quant_state\S*|absmax|quant_map)`? is neither a parameter, buffer",
             ("AttributeError",),
         ),
-        Sign(r"'Parameter' object has no attribute 'SCB'", ("AttributeError",)),
+        Sign(
+            r"'(Parameter|Tensor)' object has no attribute '(S?CB|quant_state)'",
+            ("AttributeError",),
+        ),
+        Sign(
+            r"\.(SCB|absmax|quant_map|nested_\w+|quant_state\S*|weight_format)'$",
+            ("KeyError",),
+            through=r"^peft/",
+            alone=False,
+        ),
         Sign(
             r"`weight` is not an nn\.Module",
             ("AttributeError",),

@@ -31,7 +31,7 @@ RULE = Rule(
     foreign=True,
     signs=(
         Sign(
-            r"does not support an attention implementation through torch\.nn\.functional"
+            r"does not support an attention implementation through torch"
             r"|does not support Flash Attention|Specified `attn_implementation=.*is not supported",
             ("ValueError",),
         ),
