@@ -35,10 +35,14 @@ _VISION: dict[str, Any] = {
 }
 
 
-def _llama(tied: bool = False) -> nn.Module:
+def _llama(tied: bool = False, biased: bool = False) -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    return LlamaForCausalLM(LlamaConfig(**_TEXT, tie_word_embeddings=tied))
+    options: dict[str, Any] = {**_TEXT, "tie_word_embeddings": tied}
+    if biased:  # and its heads are as wide as the model, which adaption prompts need
+        options |= {"attention_bias": True, "mlp_bias": True}
+        options |= {"num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 4}
+    return LlamaForCausalLM(LlamaConfig(**options))
 
 
 def _qwen3() -> nn.Module:
@@ -149,6 +153,7 @@ def _gemma4() -> nn.Module:
 MODELS: Mapping[str, Callable[[], nn.Module]] = {
     "llama": _llama,
     "llama-tied": functools.partial(_llama, tied=True),
+    "llama-biased": functools.partial(_llama, biased=True),
     "qwen3": _qwen3,
     "gemma3": _gemma3,
     "gemma3-vlm": _gemma3_vlm,

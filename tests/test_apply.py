@@ -278,3 +278,114 @@ def test_fields_of_a_newer_peft(tmp_path: Path) -> None:
         file.write_text(json.dumps({**config, **fields}))
         with pytest.raises(AdapterFault, match="TT307"):
             fit_model(reference(folder), read_adapter(path))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # PEFT's, of tied weights
+@pytest.mark.parametrize("quant", ["none", "nf4"])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("TrainableTokens", {"token_indices": [12, 13], "targets": ["embed_tokens"]}),
+        ("lora", {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True}),
+        ("lora", {"targets": ["embed_tokens", "q_proj"], "ensure_weight_tying": True}),
+    ],
+)
+def test_what_peft_ties_with_a_tied_base(kind: str, options: dict[str, Any], quant: str) -> None:
+    folder = checkpoint("llama-tied")
+    path, given = adapter(folder, kind, **options), inputs(folder)
+    given["input_ids"][0, :2] = torch.tensor([12, 13])
+    model, applied = load_onto(reference(folder, quant), read_adapter(path))
+    assert applied.tensors == len(load_file(path / "adapter_model.safetensors"))
+    assert torch.equal(logits(model, given), logits(reference(folder, quant, path), given))
+
+
+@pytest.mark.filterwarnings("ignore:Model has:UserWarning")
+def test_two_ends_of_a_tie_that_differ_in_the_file(tmp_path: Path) -> None:
+    folder = checkpoint("llama-tied")
+    plain = adapter(folder, "TrainableTokens", token_indices=[12, 13], targets=["embed_tokens"])
+    path = Path(shutil.copytree(plain, tmp_path / "differ"))
+    weights = load_file(path / "adapter_model.safetensors")
+    weights["base_model.model.lm_head.trainable_tokens_delta"] += 1
+    save_file(weights, path / "adapter_model.safetensors")
+    with pytest.raises(AdapterFault, match="trainable_tokens_delta") as caught:
+        load_onto(reference(folder), read_adapter(path))
+    assert caught.value.code == "TT303"
+
+
+def test_an_adapter_that_changes_nothing_says_so(tmp_path: Path) -> None:
+    def untrained(weights: dict[str, torch.Tensor]) -> None:
+        for key, one in weights.items():
+            weights[key] = one * 0 if ".lora_B." in key else one
+
+    path = changed(tmp_path, untrained)
+    _, applied = load_onto(reference(checkpoint("llama")), read_adapter(path))
+    assert applied.notes == (f"{path} changes nothing: its lora_B or its lora_alpha is zero",)
+
+
+def test_values_that_are_not_finite(tmp_path: Path) -> None:
+    def broken(weights: dict[str, torch.Tensor]) -> None:
+        for key in sorted(weights)[:3]:
+            weights[key][0, 0] = float("nan")
+
+    with pytest.raises(AdapterFault, match="nor are 2 more of its tensors") as caught:
+        load_onto(reference(checkpoint("llama")), read_adapter(changed(tmp_path, broken)))
+    assert caught.value.code == "TT302"
+
+
+def test_biases_of_its_own_are_refused_with_the_reason(tmp_path: Path) -> None:
+    folder = checkpoint("llama-biased")
+    base = reference(folder)
+    path = Path(shutil.copytree(adapter(folder), tmp_path / "biased"))
+    weights = load_file(path / "adapter_model.safetensors")
+    key = "base_model.model.model.layers.0.self_attn.q_proj.base_layer.bias"
+    weights[key] = base.model.layers[0].self_attn.q_proj.bias.detach().float()
+    save_file(weights, path / "adapter_model.safetensors")
+    _, applied = load_onto(base, read_adapter(path))  # as the base has them
+    assert applied.notes[0].startswith("the file repeats 1 tensors of the base")
+    weights[key] += 1
+    save_file(weights, path / "adapter_model.safetensors")
+    with pytest.raises(AdapterFault, match="TT310") as caught:
+        load_onto(reference(folder), read_adapter(path))
+    assert "model.layers.0.self_attn.q_proj.bias" in caught.value.what
+    assert "not take them back" in caught.value.why
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+def test_an_adaption_prompt_is_taken_off_again() -> None:
+    folder = checkpoint("llama-biased")
+    options: dict[str, Any] = {"targets": "self_attn", "adapter_len": 4, "adapter_layers": 2}
+    path, given = adapter(folder, "AdaptionPrompt", **options), inputs(folder)
+    base = reference(folder)
+    before, bare = layout(base), logits(base, given)
+    model, applied = load_onto(base, read_adapter(path))
+    assert applied.tensors == 4
+    assert torch.equal(logits(model, given), logits(reference(folder, adapters=path), given))
+    with pytest.raises(AdapterFault, match="TT314"):  # PEFT has one at a time in the model
+        load_onto(model, read_adapter(path), "second")
+    assert remove(model, "default") is base
+    assert [[one[:2] for one in part] for part in layout(base)] == [
+        [one[:2] for one in part] for part in before
+    ]
+    assert torch.equal(logits(base, given), bare)
+
+
+@pytest.mark.filterwarnings("ignore:Model has:UserWarning")
+def test_a_resized_vocabulary_and_the_way_that_works(tmp_path: Path) -> None:
+    """Case 19."""
+    import transformers
+
+    folder = checkpoint("llama")
+    resized = reference(folder)
+    resized.resize_token_embeddings(272)
+    resized.save_pretrained(tmp_path / "base")
+    path = adapter(tmp_path / "base", modules_to_save=["lm_head", "embed_tokens"])
+    header = read_adapter(path)
+    with pytest.raises(AdapterFault, match=r"\[272, 128\], the model needs \[256, 128\]") as caught:
+        load_onto(reference(folder), header, allow_other_base=True)
+    assert caught.value.code == "TT306"
+    assert "resize_token_embeddings(272)" in caught.value.fix
+    base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    model, _ = load_onto(base, header)
+    expected = reference(tmp_path / "base", adapters=path, dtype=base.dtype)
+    given = inputs(folder)
+    assert torch.equal(logits(model, given), logits(expected, given))

@@ -15,6 +15,7 @@ from accelerate import dispatch_model
 from peft import LoraConfig
 from safetensors.torch import load_file
 
+import kinds
 import trimtab
 from tiny import (
     adapter,
@@ -26,6 +27,10 @@ from tiny import (
     tokens,
     writable,
 )
+from trimtab import foreign
+from trimtab.adapted import base_parameters
+from trimtab.adapters import read_adapter
+from trimtab.apply import load_onto
 from trimtab.errors import AdapterFault, PlacementFault, RunningFault
 
 pytestmark = pytest.mark.filterwarnings("ignore:Some parameters are on the meta device")
@@ -102,6 +107,16 @@ def placement(base: torch.nn.Module) -> list[Any]:
     return [hooks, dict(base.hf_device_map), homes]
 
 
+def hooks_and_homes(base: torch.nn.Module) -> list[Any]:
+    """As `placement`, of the base's own modules and parameters, inside whatever PEFT has made."""
+    hooks = sorted(
+        (name.rpartition(".")[0], id(module._hf_hook))
+        for name, module, _, _ in base_parameters(base)
+        if "_hf_hook" in vars(module)
+    )
+    return [hooks, sorted((name, str(one.device)) for name, _, _, one in base_parameters(base))]
+
+
 @pytest.mark.filterwarnings("ignore:You are calling .generate")  # 5.1: a tower on disk comes first
 @pytest.mark.parametrize("kind", ["lora", "dora"])
 @pytest.mark.parametrize("name", ["llama", "llama-tied", "gemma3-vlm", "gemma4", "qwen3-moe"])
@@ -148,12 +163,65 @@ def test_images_through_a_tower_on_disk(tmp_path: Path) -> None:
     assert torch.equal(logits(model, given), logits(reference(folder, adapters=path), given))
 
 
-@pytest.mark.parametrize("kind", ["LoHa", "LoKr", "OFT", "HRA", "FourierFT", "Road"])
-def test_other_kinds(kind: str, tmp_path: Path) -> None:
-    folder, base = half_on_disk("llama", tmp_path)
-    path, given = adapter(checkpoint("llama"), kind), inputs(folder)
+def all_but_one_layer(model: Any) -> dict[str, str]:
+    """Table, norm, head and every layer but the first are on the disk."""
+    count = len(model.get_submodule("model.layers"))
+    away = {f"model.layers.{number}": "disk" for number in range(1, count)}
+    ends = dict.fromkeys(("model.embed_tokens", "model.norm", "lm_head"), "disk")
+    return {"model.layers.0": "cpu", "model.rotary_emb": "cpu", **away, **ends}
+
+
+NEED_A_GPU = ("Cartridge", "Prefix tuning")
+"""Kinds for which PEFT looks for a GPU in the map of more than one device."""
+
+
+def what_a_resident_model_says(
+    row: kinds.Row, folder: Path, path: Path, given: dict[str, Any]
+) -> tuple[str, torch.Tensor]:
+    """The code that refuses the adapter, or its logits."""
+    if row.name in NEED_A_GPU:
+        return "TT314", torch.empty(0)
+    try:
+        resident, _ = load_onto(reference(folder), read_adapter(path))
+    except AdapterFault as fault:
+        return fault.code, torch.empty(0)
+    return "", logits(resident, given)
+
+
+@pytest.mark.filterwarnings("ignore")  # PEFT's own, of odd kinds
+@pytest.mark.parametrize("row", kinds.rows(), ids=lambda row: row.name)
+def test_every_kind_of_adapter(row: kinds.Row, tmp_path: Path) -> None:
+    folder = checkpoint(row.model)
+    base = placed(folder, all_but_one_layer(reference(folder)), tmp_path / "offload")
+    path, given = kinds.source(row, "streamed"), {**inputs(folder, length=6), **row.inputs}
+    before, written = hooks_and_homes(base), files(tmp_path)
+    modules = [id(one) for one in base.modules()]
+    code, expected = what_a_resident_model_says(row, folder, path, given)
+    if code:
+        with pytest.raises(AdapterFault) as caught:
+            trimtab.attach(base, path)
+        assert caught.value.code == code
+        assert [hooks_and_homes(base), [id(one) for one in base.modules()]] == [before, modules]
+        return
+    bare = logits(base, inputs(folder, length=6))
     model = trimtab.attach(base, path)
-    assert torch.equal(logits(model, given), logits(reference(folder, adapters=path), given))
+    for _ in range(2):
+        assert torch.equal(logits(model, given), expected)
+    assert not torch.equal(expected, bare)
+    assert files(tmp_path) == written
+    resident, _ = load_onto(reference(folder), read_adapter(path))
+    try:
+        resident, _ = load_onto(resident, read_adapter(path), "second")
+    except AdapterFault as fault:  # PEFT has one of this kind at a time
+        with pytest.raises(AdapterFault, match=fault.code):
+            model.load_adapter(path, "second")
+    else:
+        model.load_adapter(path, "second")
+        for one in (model, resident):
+            one.set_adapter("second")
+    assert torch.equal(logits(model, given), logits(resident, given))
+    assert hooks_and_homes(base) == before
+    assert files(tmp_path) == written
 
 
 def test_a_base_named_by_a_relative_path_is_never_written(
@@ -237,37 +305,6 @@ def test_an_adapter_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
     assert [id(one) for one in base.modules()] == before[2]
 
 
-@pytest.mark.filterwarnings("ignore:Model has:UserWarning")
-@pytest.mark.parametrize(
-    ("kind", "options", "code"),
-    [
-        ("lora", {"modules_to_save": ["up_proj"], "targets": ["q_proj"]}, "TT308"),
-        ("Shira", {}, "TT308"),
-        ("lora", {"init_lora_weights": "olora"}, "TT308"),
-    ],
-)
-def test_what_reads_offloaded_weights_is_refused_before_anything_changes(
-    kind: str, options: dict[str, Any], code: str, tmp_path: Path
-) -> None:
-    _, base = half_on_disk("llama", tmp_path)
-    before = [placement(base), [id(one) for one in base.modules()]]
-    with pytest.raises(AdapterFault, match=code):
-        trimtab.attach(base, adapter(checkpoint("llama"), kind, **options))
-    assert [placement(base), [id(one) for one in base.modules()]] == before
-
-
-@pytest.mark.filterwarnings("ignore:Unsupported layer type:UserWarning")  # peft 0.18
-def test_experts_that_are_offloaded_are_refused(tmp_path: Path) -> None:
-    _, base = half_on_disk("qwen3-moe", tmp_path)
-    path = adapter(
-        checkpoint("qwen3-moe"), targets=["q_proj"], target_parameters=["mlp.experts.down_proj"]
-    )
-    before = placement(base)
-    with pytest.raises(AdapterFault, match="TT313"):
-        trimtab.attach(base, path)
-    assert placement(base) == before
-
-
 def test_a_quantized_layer_on_meta_is_refused(tmp_path: Path) -> None:
     folder = checkpoint("llama")
     base = reference(folder, "nf4")
@@ -307,17 +344,93 @@ def test_merging_and_training_are_refused(tmp_path: Path) -> None:
     assert torch.equal(logits(model, given), expected)
 
 
-def test_a_new_adapter_lands_where_its_layer_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "extra", [{}, {"use_dora": True}, {"modules_to_save": ["input_layernorm"]}]
+)
+def test_a_new_adapter_is_the_one_of_a_resident_model(
+    extra: dict[str, Any], tmp_path: Path
+) -> None:
     folder, base = half_on_disk("llama", tmp_path)
-    given = inputs(folder)
-    bare = logits(base, given)
-    model = trimtab.attach(base, adapter(checkpoint("llama")))
-    model.add_adapter("new", LoraConfig(r=4, target_modules=["q_proj"]))
-    model.set_adapter("new")
-    assert torch.equal(logits(model, given), bare)  # untrained: B is zero
-    with pytest.raises(AdapterFault, match="TT308"):
-        model.add_adapter("other", LoraConfig(r=4, target_modules=["q_proj"], use_dora=True))
-    assert "other" not in model.peft_config
+    path, given = adapter(checkpoint("llama")), inputs(folder)
+    before = hooks_and_homes(base)
+    model, resident = trimtab.attach(base, path), reference(folder, adapters=path)
+    for one in (model, resident):
+        torch.manual_seed(0)
+        one.add_adapter("new", LoraConfig(r=4, target_modules=["q_proj"], **extra))
+        foreign.cast_adapter(one, "new")
+        one.set_adapter("new")
+        fill_new(one)
+    assert not any(one.is_meta for n, one in model.named_parameters() if ".new." in n)
+    assert torch.equal(logits(model, given), logits(resident, given))
+    assert hooks_and_homes(base) == before
+
+
+def fill_new(model: Any) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for name, one in model.named_parameters():
+        if ".lora_B.new." in name:
+            one.data.copy_(torch.randn(one.shape, generator=generator) * 0.1)
+
+
+def test_a_new_adapter_that_would_rewrite_the_base_is_refused(tmp_path: Path) -> None:
+    folder, base = half_on_disk("llama", tmp_path)
+    path, given = adapter(checkpoint("llama")), inputs(folder)
+    model = trimtab.attach(base, path)
+    expected, before = logits(model, given), placement(base)
+    for init, said in (("pissa", "TT308"), ("sideways", "sideways")):
+        config = LoraConfig(r=4, target_modules=["q_proj"])
+        config.init_lora_weights = init
+        with pytest.raises((AdapterFault, ValueError), match=said):
+            model.add_adapter("other", config)
+        assert tuple(model.peft_config) == ("default",)
+        assert not any(".other." in name for name, _ in model.named_parameters())
+        assert placement(base) == before
+        assert torch.equal(logits(model, given), expected)
+
+
+def test_many_beside_each_other(tmp_path: Path) -> None:
+    """Switching, rows of one batch, a combination and a swap, with half the layers on the disk."""
+    folder, base = half_on_disk("llama", tmp_path)
+    paths = {name: adapter(checkpoint("llama"), seed=n + 1) for n, name in enumerate("abc")}
+    given, before, written = inputs(folder), placement(base), files(tmp_path)
+    model = trimtab.attach(base, paths["a"], "a")
+    for name in "bc":
+        model.load_adapter(paths[name], name)
+    resident: Any = reference(folder)
+    for name, path in paths.items():
+        resident, _ = load_onto(resident, read_adapter(path), name)
+
+    def equal() -> None:
+        for name in tuple(model.peft_config):
+            model.set_adapter(name)
+            resident.set_adapter(name)
+            assert torch.equal(logits(model, given), logits(resident, given))
+
+    equal()
+    assert not any(one.requires_grad for one in model.parameters())
+    for rows in (["a", "b"], ["c", "__base__"]):
+        with torch.no_grad():
+            found = [one(**given, adapter_names=rows).logits for one in (model, resident)]
+        assert torch.equal(*found)
+    for kind in ("linear", "cat", "svd"):
+        for one in (model, resident):
+            one.add_weighted_adapter(["a", "b"], [0.4, 0.6], kind, combination_type=kind)
+    equal()
+    model.delete_adapter("b")
+    resident.delete_adapter("b")
+    equal()
+    swapped = adapter(checkpoint("llama"), seed=9, r=4)
+    model.swap_adapter("c", swapped)
+    resident.delete_adapter("c")
+    resident, _ = load_onto(resident, read_adapter(swapped), "c")
+    equal()
+    with pytest.raises(AdapterFault, match="TT321"):
+        model.swap_adapter("c", adapter(checkpoint("llama"), "dora"))
+    with pytest.raises(AdapterFault, match="TT311"):
+        model.swap_adapter("b", swapped)
+    equal()
+    assert placement(base) == before
+    assert files(tmp_path) == written
 
 
 @pytest.mark.gpu

@@ -12,9 +12,9 @@ import tiny
 from placing import placed, planned
 from trimtab import caches, decode, foreign
 from trimtab.api import load
-from trimtab.decode import ActiveAdapters
+from trimtab.decode import ActiveAdapters, lora_shortcuts
 from trimtab.fakes import Rerun, TorchProducts
-from trimtab.lora import Shortcuts, lora_shortcuts
+from trimtab.lora import Shortcuts
 from trimtab.place import Placement
 
 COUNT = 24
@@ -254,3 +254,45 @@ def test_the_model_is_walked_when_its_adapters_change_and_not_for_each_token(
         placement.model.unload()
         assert len(active.state()) < len(two)
         assert len(walks) == 3
+
+
+def test_a_mixed_batch_runs_and_says_why_it_is_not_captured(device: str) -> None:
+    folder = tiny.checkpoint("llama")
+    adapters = {"a": tiny.adapter(folder), "b": tiny.adapter(folder, seed=7)}
+    given = tiny.inputs(folder, device=device)
+    fixed = {"min_new_tokens": COUNT, "max_new_tokens": COUNT, "do_sample": False}
+    with placed(
+        folder, "nf4", ("layers",), adapters, device, poison=False, slots=3, batch=2
+    ) as placement:
+        captured(placement)
+        model, rows = placement.model, ["b", "a"]
+        for _ in range(2):
+            found = model.generate(**given, adapter_names=rows, **fixed)
+        why = "rows of a mixed batch are picked by the host"
+        assert placement.steps.refusals[why] == 2 * (COUNT - 1)
+        assert placement.steps.captured == 0
+        base = model.get_base_model()
+        cache = {caches.cache_argument(base): caches.static_cache(base, placement.plan.context)}
+        eager = model.generate(**given, adapter_names=rows, **fixed, **cache)
+        assert torch.equal(found, eager)
+        for _ in range(2):
+            model.generate(**given, **fixed)
+        assert placement.steps.captured > 0
+
+
+def test_an_adapter_that_comes_leaves_the_steps_of_others(device: str) -> None:
+    folder = tiny.checkpoint("llama")
+    with placed(
+        folder, "nf4", ("layers",), {"a": tiny.adapter(folder)}, device, poison=False, slots=3
+    ) as placement:
+        captured(placement)
+        for name in ("a", None):
+            generate(placement, name)
+        count = placement.steps.captured
+        placement.add_adapter("b", tiny.adapter(folder, seed=7))
+        generate(placement, "a")
+        with placement.using("b"):
+            generate(placement, None)  # the base is the base, whichever it would be
+        assert placement.steps.captured == count
+        generate(placement, "b")
+        assert placement.steps.captured > count

@@ -287,3 +287,94 @@ def test_prompts_touch_no_module() -> None:
     decided = fit(header, base())
     assert decided.modules == ()
     assert decided.keys == {"prompt_embeddings": "prompt_embeddings"}
+
+
+TIES = (("lm_head.weight", "model.embed_tokens.weight"),)
+
+
+def rows(**config: Any) -> AdapterHeader:
+    """Trained token rows, as PEFT saves them of a base whose head is tied to its table."""
+    shapes = dict.fromkeys(
+        (
+            f"base_model.model.{one}.trainable_tokens_delta"
+            for one in ("lm_head", "model.embed_tokens")
+        ),
+        (3, HIDDEN),
+    )
+    fields = {"peft_type": "TRAINABLE_TOKENS", "target_modules": ["embed_tokens"], **config}
+    tensors = {key: AdapterTensor(key, "float32", shape) for key, shape in shapes.items()}
+    return AdapterHeader("me/rows", Path(), Path("adapter_model.safetensors"), fields, tensors)
+
+
+def test_rows_that_are_repeated_for_a_tied_head() -> None:
+    decided = fit(rows(), base(), ties=TIES)
+    assert decided.modules == ("model.embed_tokens",)
+    assert decided.config["target_modules"] == ["embed_tokens"]
+    assert set(decided.keys) == set(rows().tensors)
+    assert "lm_head" in refused("TT303", rows(), base()).what  # of a head that is not tied
+
+
+def test_layers_that_are_repeated_for_a_tied_head() -> None:
+    table = {
+        "base_model.model.model.embed_tokens.lora_embedding_A": (RANK, VOCABULARY),
+        "base_model.model.model.embed_tokens.lora_embedding_B": (HIDDEN, RANK),
+        "base_model.model.lm_head.lora_A.weight": (RANK, HIDDEN),
+        "base_model.model.lm_head.lora_B.weight": (VOCABULARY, RANK),
+    }
+    options: dict[str, Any] = {"extra": table, "targets": ("q_proj", "v_proj", "embed_tokens")}
+    decided = fit(adapter(**options, ensure_weight_tying=True), base(), ties=TIES)
+    assert "lm_head" not in decided.modules
+    assert set(table) < set(decided.keys)
+    refused("TT303", adapter(**options), base(), ties=TIES)
+
+
+def test_a_whole_table_that_is_repeated_for_a_tied_head() -> None:
+    whole = dict.fromkeys(
+        (f"base_model.model.{one}.weight" for one in ("lm_head", "model.embed_tokens")),
+        (VOCABULARY, HIDDEN),
+    )
+    options: dict[str, Any] = {"extra": whole, "modules_to_save": ["embed_tokens"]}
+    decided = fit(adapter(**options, ensure_weight_tying=True), base(), ties=TIES)
+    assert decided.base_tensors == {}
+    assert set(whole) < set(decided.keys)
+    assert fit(adapter(**options), base(), ties=TIES).base_tensors == {
+        "base_model.model.lm_head.weight": "lm_head.weight"
+    }
+
+
+def test_a_name_at_the_end_of_others_is_saved_with_them() -> None:
+    extra = {"base_model.model.model.layers.0.input_layernorm.weight": (HIDDEN,)}
+    shapes = {**base(), "model.layers.0.input_layernorm.weight": (HIDDEN,)}
+    decided = fit(adapter(extra=extra, modules_to_save=["norm"]), shapes)
+    assert "model.layers.0.input_layernorm" in decided.modules
+    assert decided.base_tensors == {}
+
+
+def test_a_config_that_asks_for_more_than_the_file_holds() -> None:
+    fault = refused("TT312", adapter(rank_pattern={"q_proj": 10**9}), base())
+    assert "q_proj=1000000000" in fault.what
+    refused("TT312", adapter(r=10**9), base())
+
+
+def test_fields_that_would_run_code_or_read_files_are_closed() -> None:
+    header = adapter(megatron_config={"a": 1}, megatron_core="os", runtime_config={"b": 2})
+    decided = fit(header, base())
+    assert decided.config["megatron_config"] is None
+    assert "runtime_config" not in decided.config
+    assert decided.notes == ("megatron_config of me/lora is not followed: {'a': 1}",)
+
+
+def test_what_all_layers_share_has_no_module() -> None:
+    extra = {"base_model.vera_A": (RANK, HIDDEN), "base_model.pvera_B": (HIDDEN, RANK)}
+    decided = fit(adapter(extra=extra), base())
+    assert {key: decided.keys[key] for key in extra} == {key: key for key in extra}
+
+
+def test_a_kind_that_holds_only_what_is_shared() -> None:
+    key = "base_model.unilora_theta_d"
+    config = {"peft_type": "UNILORA", "target_modules": ["q_proj"]}
+    tensors = {key: AdapterTensor(key, "float32", (4,))}
+    header = AdapterHeader("me/uni", Path(), Path("adapter_model.safetensors"), config, tensors)
+    decided = fit(header, base())
+    assert decided.modules == tuple(f"{LLAMA}.{n}.self_attn.q_proj" for n in range(2))
+    assert decided.config == config

@@ -466,7 +466,7 @@ def test_weights_that_are_not_finite(tmp_path: Path) -> None:
     tensors = load_file(file)
     next(iter(tensors.values()))[0, 0] = float("nan")
     save_file(tensors, file)
-    with pytest.raises(AdapterFault, match=r"is not finite after|did not arrive") as caught:
+    with pytest.raises(AdapterFault, match=r"is not finite") as caught:
         merge(base, folder, tmp_path / "out")
     assert caught.value.code in ("TT302", "TT303")
     assert not (tmp_path / "out").exists()

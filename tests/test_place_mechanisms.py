@@ -70,6 +70,9 @@ def test_adding_an_adapter_reads_no_weight_and_allocates_no_base(
         # The file's tensors and the model's.
         staying = sum(unit.staying_bytes for unit in placement.plan.units)
         staying += sum(unit.moving_bytes for unit in placement.plan.of_mode("looked up"))
+        if quant == "nf4-dq":
+            # An offset is read from a slab, which counts whole and was there before.
+            staying += sum(unit.moving_bytes for unit in placement.plan.of_mode("streamed"))
         assert live.peak <= staying + 2.1 * applied.nbytes
         assert not torch.equal(logits(placement.model, folder), before)
         with placement.model.disable_adapter():

@@ -1,7 +1,8 @@
 """Tiny random-weight checkpoints, adapters and all-resident references. `from tiny import ...`.
 
 `checkpoint("llama")` -> folder, made once a session; names: `MODELS` (`llama`, `llama-tied`,
-`qwen3`, `gemma3`, `gemma3-vlm`, `gemma4`, `qwen3-moe`, `gpt2`). `adapter(folder, "dora")` -> its.
+`llama-biased`, `qwen3`, `gemma3`, `gemma3-vlm`, `gemma4`, `qwen3-moe`, `gpt2`).
+`adapter(folder, "dora")` -> its.
 `reference(folder, quant, adapters)` -> the stock stack's model, all on one device of `DEVICES`.
 `inputs(folder, modalities=("text", "image"))` -> what the model is called with; `logits`, `tokens`.
 Everything is a function of its arguments: two calls with equal arguments give equal bytes.

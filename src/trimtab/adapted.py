@@ -8,11 +8,16 @@ from dataclasses import dataclass, field
 
 import torch
 from peft import PeftModel
+from peft.tuners.adaption_prompt import AdaptionPromptModel
+from peft.tuners.adaption_prompt.layer import AdaptedAttention, AdaptedAttentionGPT
 from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
 from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import nn
 
 from trimtab.adapters import AdapterHeader
+
+_PROMPTED = AdaptedAttention | AdaptedAttentionGPT
+"""What an adaption prompt puts around an attention."""
 
 
 def adapter_state(
@@ -23,22 +28,35 @@ def adapter_state(
     Nothing of the base is read, and no `state_dict` is made.
     """
 
-    def holds(part: str) -> bool:
-        return part in ("modules_to_save", "prompt_encoder") or header.is_own(part)
+    def holds(parts: list[str]) -> bool:
+        if header.is_prompt:
+            return parts[-1] == "prompt_encoder"
+        return parts[-1] == "modules_to_save" or any(header.is_own(part) for part in parts)
 
     found: dict[str, torch.Tensor] = {}
     named: list[tuple[str, torch.Tensor]] = [*model.named_parameters(remove_duplicate=False)]
     if buffers:
         named += model.named_buffers(remove_duplicate=False)
     for full, tensor in named:
+        if header.peft_type == "ADAPTION_PROMPT":  # one at a time is in the model, without a name
+            if full.rpartition(".")[2].startswith("adaption_"):
+                found[full] = tensor
+            continue
         parts = full.split(".")
-        at = next((n for n in range(1, len(parts)) if parts[n] == name and holds(parts[n - 1])), 0)
-        if full.startswith(f"prompt_encoder.{name}.embedding."):
-            found["prompt_embeddings"] = tensor
+        at = next((n for n in range(1, len(parts)) if parts[n] == name and holds(parts[:n])), 0)
+        if at and parts[at - 1] == "prompt_encoder":
+            found |= _prompt_state(model, header, name)
         elif at:
             kept = parts[: at - (parts[at - 1] == "modules_to_save")] + parts[at + 1 :]
             found[".".join(kept)] = tensor
     return found
+
+
+def _prompt_state(model: nn.Module, header: AdapterHeader, name: str) -> dict[str, torch.Tensor]:
+    """What PEFT saves of a prompt: its embedding, which may be made of parts, and what is in it."""
+    encoder: nn.Module = model.get_submodule("prompt_encoder")[name]  # type: ignore[index]
+    own = {key: one for key, one in encoder.named_parameters() if key in header.tensors}
+    return {"prompt_embeddings": encoder.embedding.weight, **own}  # type: ignore[union-attr, dict-item]
 
 
 def base_of(model: nn.Module) -> nn.Module:
@@ -47,7 +65,7 @@ def base_of(model: nn.Module) -> nn.Module:
         return model
     # Not get_base_model(), which fails when all adapters have been deleted.
     tuner: nn.Module = model.base_model
-    return tuner.model if isinstance(tuner, BaseTuner) else tuner
+    return tuner.model if isinstance(tuner, BaseTuner | AdaptionPromptModel) else tuner
 
 
 def shapes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -76,9 +94,11 @@ def true_shape(module: nn.Module, last: str, parameter: torch.Tensor) -> tuple[i
 
 def inner(module: nn.Module) -> nn.Module:
     """The base's own module inside PEFT's wrappers."""
-    while isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper):
+    while isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper | _PROMPTED):
         if isinstance(module, BaseTunerLayer):
             module = module.get_base_layer()
+        elif isinstance(module, _PROMPTED):
+            module = module.model
         else:
             module = getattr(module, "token_adapter", None) or module.original_module
     return module

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from trimtab.errors import AdapterFault, first_line
+from trimtab.fields import problem
 from trimtab.formats.base import DTYPE_BYTES
 from trimtab.headers import DTYPES, DamagedFile, read_header
 
@@ -25,10 +26,15 @@ PICKLE_FILE: Final = "adapter_model.bin"
 ADAPTED: Final = "base_model.model."
 """What PEFT puts before the base's own names, in its files."""
 
+_SHARED: Final = "base_model."
+
 _PREFIXES: Final = {
     "LORA": "lora_", "ADALORA": "lora_", "LOHA": "hada_", "VERA": "vera_lambda_",
     "PVERA": "pvera_lambda_",
 }  # fmt: skip
+
+_OTHERS: Final = ("trainable_tokens_", "vera_", "pvera_", "adaption_")
+"""Beginnings that are not those of a kind's name."""
 
 PROMPT_TYPES: Final = frozenset(
     ("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "CPT", "CARTRIDGE")
@@ -121,12 +127,17 @@ class AdapterHeader:
 
     def is_own(self, key: str) -> bool:
         """Whether a key of the file is a weight of the adapter's kind, not one of the base."""
-        if self.is_prompt:
+        if self.is_prompt or self.is_shared(key):
             return True
-        return any(
-            part.startswith((self.prefix, "trainable_tokens_", "vera_", "adaption_"))
-            for part in key.split(".")
-        )
+        return any(self.begins_own(part) for part in key.split("."))
+
+    def begins_own(self, part: str) -> bool:
+        """Whether a part of a key is where the module's name ends and the adapter's own begins."""
+        return part.startswith((self.prefix, *_OTHERS))
+
+    def is_shared(self, key: str) -> bool:
+        """Whether a key is of what all layers share, such as VeRA's projections."""
+        return key.startswith(_SHARED) and not key.startswith(ADAPTED)
 
     @property
     def saved_keys(self) -> tuple[str, ...]:
@@ -143,8 +154,10 @@ class AdapterHeader:
     def _is_saved(self, key: str) -> bool:
         if self.peft_type == "LN_TUNING":
             return True
-        path = "." + key.rpartition(".")[0] + "."
-        return any(f".{name}." in path for name in self.modules_to_save)
+        # PEFT's rule: whatever ends with the name, such as `input_layernorm` with `norm`.
+        parts = key.removeprefix(ADAPTED).split(".")
+        paths = [".".join(parts[:end]) for end in range(1, len(parts))]
+        return any(path.endswith(name) for path in paths for name in self.modules_to_save)
 
 
 def adapter_bytes(header: AdapterHeader) -> int:
@@ -179,13 +192,7 @@ def read_adapter(source: str | Path) -> AdapterHeader:
     """
     folder = _local(source)
     name = str(source)
-    config_file = folder / CONFIG_FILE if folder else _from_hub(name, CONFIG_FILE)
-    if config_file is None or not config_file.is_file():
-        raise AdapterFault(
-            "TT301",
-            f"{name} has no {CONFIG_FILE}",
-            fix="name the folder that PEFT's save_pretrained wrote, or a hub name",
-        )
+    config_file = _config_file(folder, name)
     config = _read_config(config_file)
     file = _weights_file(folder, name)
     if file.name == SAFETENSORS_FILE:
@@ -200,21 +207,42 @@ def read_adapter(source: str | Path) -> AdapterHeader:
     return AdapterHeader(name, config_file.parent, file, config, tensors)
 
 
+def read_config(source: str | Path) -> dict[str, Any]:
+    """An adapter's config alone; it needs no weights.
+
+    Raises:
+        AdapterFault: TT301, TT302.
+    """
+    return _read_config(_config_file(_local(source), str(source)))
+
+
 def load_tensors(header: AdapterHeader) -> dict[str, torch.Tensor]:
     """The adapter's tensors by key, as in the file, on the CPU.
 
     Raises:
-        AdapterFault: TT302, the file has changed or is damaged.
+        AdapterFault: TT302, the file has changed or is damaged, or holds NaN or infinite values.
     """
-    if header.file.name != SAFETENSORS_FILE:
-        return _read_pickle(header.file)
     import safetensors
     import safetensors.torch
+    import torch
 
     try:
-        return safetensors.torch.load_file(header.file)
+        if header.file.name == SAFETENSORS_FILE:
+            tensors = safetensors.torch.load_file(header.file)
+        else:
+            tensors = _read_pickle(header.file)
     except (safetensors.SafetensorError, OSError) as exc:
         raise _damaged(header.file, str(exc)) from exc
+    broken = [key for key, one in tensors.items() if not torch.isfinite(one.float()).all()]
+    if broken:
+        raise AdapterFault(
+            "TT302",
+            f"{broken[0]} of {header.source} is not finite"
+            + (f", nor are {len(broken) - 1} more of its tensors" if len(broken) > 1 else ""),
+            why="the training diverged, or the file was damaged",
+            fix="take an earlier checkpoint of the adapter, or copy it again",
+        )
+    return tensors
 
 
 def _names(value: Any) -> tuple[str, ...] | None:
@@ -264,6 +292,17 @@ def _from_hub(name: str, file: str) -> Path | None:
     )
 
 
+def _config_file(folder: Path | None, name: str) -> Path:
+    file = folder / CONFIG_FILE if folder else _from_hub(name, CONFIG_FILE)
+    if file is None or not file.is_file():
+        raise AdapterFault(
+            "TT301",
+            f"{name} has no {CONFIG_FILE}",
+            fix="name the folder that PEFT's save_pretrained wrote, or a hub name",
+        )
+    return file
+
+
 def _weights_file(folder: Path | None, name: str) -> Path:
     missing: AdapterFault | None = None
     for file in (SAFETENSORS_FILE, PICKLE_FILE):
@@ -285,10 +324,12 @@ def _weights_file(folder: Path | None, name: str) -> Path:
 def _read_config(file: Path) -> dict[str, Any]:
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as exc:
+    except (ValueError, OSError, RecursionError) as exc:
         raise _damaged(file, str(exc)) from exc
     if not isinstance(config, dict) or not isinstance(config.get("peft_type"), str):
         raise _damaged(file, "it names no peft_type")
+    if wrong := problem(config):
+        raise _damaged(file, wrong)
     return config
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trimtab.errors import PlacementFault
+from trimtab.memory import parse_size
 from trimtab.plan import Plan, PlannedAdapter
 
 if TYPE_CHECKING:
@@ -29,13 +30,15 @@ def plan(
     modalities: tuple[str, ...] = ("text",),
     device_map: Mapping[str, Any] | None = None,
     dtype: str = "auto",
+    adapter_memory: str | int | None = None,
     hardware: Hardware | None = None,
 ) -> Plan:
     """Decides from a memory budget where each part of a model lives. Nothing is loaded.
 
     Args:
         model: a folder, or a name on the hub; a folder with a config and no weights will do.
-        adapters: name to folder or hub name of each PEFT adapter; they are resident.
+        adapters: name to folder or hub name of each PEFT adapter; they are resident, as far as
+            `adapter_memory` lets them be.
         quant: format of the linears: `nf4`, `nf4-dq`, `fp4`, `fp4-dq`, `int8`, `none`, or `auto`:
             what the checkpoint is stored in.
         gpu: bytes of GPU memory, as `6GiB` or a whole number; by default what is free.
@@ -46,6 +49,8 @@ def plan(
         modalities: what prompts will hold: of `text`, `image`, `video`, `audio`.
         device_map: a Hugging Face map (module name to `0`, `cpu`, `disk`), obeyed.
         dtype: torch's name of the dtype to compute in; `auto`: the config's.
+        adapter_memory: the most bytes of adapters on a GPU, as `200MiB`: beyond it the least
+            recently used ones rest in host memory until they are needed. By default all stay.
         hardware: the machine to plan for; by default this one. A plan needs no GPU.
 
     Raises:
@@ -80,6 +85,7 @@ def plan(
         batch=batch,
         modalities=modalities,
         device_map=device_map,
+        adapter_memory=parse_size(adapter_memory),
     )
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from peft import PeftConfig, PeftModel, set_peft_model_state_dict
@@ -15,7 +13,7 @@ from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
-from trimtab import foreign
+from trimtab import foreign, foreign_peft
 from trimtab.adapted import (
     Undo,
     adapter_state,
@@ -25,30 +23,15 @@ from trimtab.adapted import (
     shapes_of,
     unwrap,
 )
-from trimtab.adapters import ADAPTED, AdapterHeader, load_tensors
+from trimtab.adapters import AdapterHeader, load_tensors
 from trimtab.compat import known_fields
 from trimtab.errors import AdapterFault
 from trimtab.fit import Fit, fit, three
+from trimtab.proof import Applied, account, check_injected, same
+from trimtab.trial import refused_on_quantized, try_layers
 
 ReadBase = Callable[[str], torch.Tensor]
 """Gives a parameter of the base by its name."""
-
-
-@dataclass(frozen=True)
-class Applied:
-    """The proof that an adapter is applied.
-
-    `modules` are the base's modules it changes, `tensors` the number of its tensors, each compared
-    with the model's to the last bit, `nbytes` what they take there, `notes` what was mapped,
-    skipped or dropped.
-    """
-
-    name: str
-    source: str
-    modules: tuple[str, ...]
-    tensors: int
-    nbytes: int
-    notes: tuple[str, ...]
 
 
 def load_onto(
@@ -83,7 +66,7 @@ def load_onto(
     Raises:
         AdapterFault: all of `trimtab.fit.fit`; TT310 if the file holds other values for tensors of
             the base; TT311 if the name is taken; TT312 if tensors are missing; TT315 if PEFT
-            refuses the adapter.
+            refuses the adapter; TT317 if it does not compute on the base's quantized layers.
 
     Example:
         >>> model, applied = load_onto(base, read_adapter("./sql-lora"), "sql")  # doctest: +SKIP
@@ -111,10 +94,18 @@ def fit_model(
         header,
         shapes_of(model),
         base_name or getattr(base_of(model), "name_or_path", None),
+        ties=_ties(model),
         known_fields=known_fields(header),
         allow_unused=allow_unused,
         allow_other_base=allow_other_base,
     )
+
+
+def _ties(model: nn.Module) -> list[tuple[str, str]]:
+    """The base's parameters that are one under two names."""
+    first: dict[int, str] = {}
+    pairs = [(name, first.setdefault(id(one), name)) for name, _, _, one in base_parameters(model)]
+    return [pair for pair in pairs if pair[0] != pair[1]]
 
 
 def put_onto(
@@ -128,57 +119,44 @@ def put_onto(
     """Carries out a `Fit`; see `load_onto`."""
     header = decided.header
     _check_name(model, name)
-    tensors = load_tensors(header)
-    _check_base_tensors(model, decided, tensors, read_base)
-    given = {here: tensors[key] for key, here in decided.keys.items()}
-    undo = Undo(model, name)
-    try:
-        with peft_refusals(header):
-            config = peft_config(decided)
-            adapted = _inject(model, header, config, name)
-            check_injected(adapted, decided, given, name)
-            if device is not None:
-                for weight in adapter_state(adapted, header, name).values():
-                    weight.data = weight.data.to(device)
-            set_peft_model_state_dict(adapted, dict(given), adapter_name=name)
-            adapted.eval()
-        return adapted, account(adapted, decided, given, name)
-    except BaseException:
-        undo()
-        raise
-
-
-def account(
-    model: PeftModel, decided: Fit, given: Mapping[str, torch.Tensor], name: str
-) -> Applied:
-    """Compares every tensor of an adapter file with the model's, to the last bit.
-
-    Raises:
-        AdapterFault: TT303, a tensor of the file is not in the model, or has other values there.
-    """
-    state = adapter_state(model, decided.header, name)
-    for key in given:
-        if key not in state and (plain := _plain_attribute(model, key, name)) is not None:
-            state[key] = plain
-    wrong = [
-        key for key, one in given.items() if key not in state or not _same(state[key].detach(), one)
-    ]
-    if wrong:
+    if isinstance(model, PeftModel) and model.peft_config and header.peft_type == "ADAPTION_PROMPT":
         raise AdapterFault(
-            "TT303",
-            f"{len(wrong)} of the {len(given)} tensors of {decided.header.source} did not arrive in"
-            f" the model: {three(wrong)}",
-            why="PEFT loaded the adapter without them",
-            unused=tuple(sorted(wrong)),
+            "TT314",
+            f"{header.source} is an adaption prompt, and there is an adapter already",
+            why="PEFT keeps one at a time in the model, without its name, and would mix them up",
+            fix="remove the other adapter first",
         )
-    return Applied(
-        name,
-        decided.header.source,
-        decided.modules,
-        len(given),
-        sum(one.nbytes for one in {id(one): one for one in state.values()}.values()),
-        decided.notes,
-    )
+    tensors = load_tensors(header)
+    check_base_tensors(model, decided, tensors, read_base)
+    given = {here: tensors[key] for key, here in decided.keys.items()}
+    with _alone(model, header):
+        undo = Undo(model, name)
+        try:
+            with refused_on_quantized(model, decided), peft_refusals(header):
+                config = peft_config(decided)
+                adapted = _inject(model, header, config, name)
+                check_injected(adapted, decided, given, name)
+                if device is not None:
+                    for weight in adapter_state(adapted, header, name).values():
+                        weight.data = weight.data.to(device)
+                set_peft_model_state_dict(adapted, dict(given), adapter_name=name)
+                adapted.eval().requires_grad_(False)
+            applied = account(adapted, decided, given, name)
+            try_layers(adapted, header, name)
+            return adapted, applied
+        except BaseException:
+            undo()
+            raise
+
+
+def _alone(model: nn.Module, header: AdapterHeader) -> contextlib.AbstractContextManager[None]:
+    """While inside, a LoRA does not see the others: it loads as fast beside fifty as beside one."""
+    if not isinstance(model, PeftModel) or header.peft_type != "LORA":
+        return contextlib.nullcontext()
+    arrows = (getattr(one, "arrow_config", None) for one in model.peft_config.values())
+    if header.target_parameters or header.config.get("arrow_config") or any(arrows):
+        return contextlib.nullcontext()
+    return foreign_peft.adapters_hidden([layer for _, _, layer in foreign.adapter_layers(model)])
 
 
 def remove(model: PeftModel, name: str) -> nn.Module:
@@ -223,7 +201,7 @@ def _check_name(model: nn.Module, name: str) -> None:
         )
 
 
-def _check_base_tensors(
+def check_base_tensors(
     model: nn.Module,
     decided: Fit,
     tensors: Mapping[str, torch.Tensor],
@@ -235,26 +213,27 @@ def _check_base_tensors(
     own = {name: one for name, _, _, one in base_parameters(model)}
     for key, name in decided.base_tensors.items():
         base = read_base(name) if read_base else own[name].detach()
-        if not _same(base, tensors[key]):
+        if not same(base, tensors[key]):
             raise AdapterFault(
                 "TT310",
                 f"{decided.header.source} holds its own values of {name}, a tensor of the base",
-                why="it was trained with bias or a resized vocabulary; to put it in would change"
-                " the base for every other adapter",
-                fix="merge it into a copy of the base with trimtab merge",
+                why=_why_own_values(decided.header, name),
+                fix="trimtab merge makes a model of the base and this adapter, which loads in any"
+                " format",
             )
 
 
-def _plain_attribute(model: nn.Module, key: str, name: str) -> torch.Tensor | None:
-    """A tensor that a layer keeps in a dictionary of its own, by adapter name."""
-    path, _, last = key.rpartition(".")
-    held: Any = getattr(dict(model.named_modules()).get(path), last, None)
-    is_kept = isinstance(held, dict | nn.ModuleDict | nn.ParameterDict) and name in held
-    return held[name] if is_kept else None
-
-
-def _same(here: torch.Tensor, there: torch.Tensor) -> bool:
-    return here.shape == there.shape and torch.equal(here.cpu(), there.to(here.dtype))
+def _why_own_values(header: AdapterHeader, name: str) -> str:
+    if name.endswith(".bias"):
+        return (
+            f"it was trained with bias={header.config.get('bias')!r}: PEFT would write such biases"
+            " over the base's, for every other adapter too, and not take them back when the"
+            " adapter is disabled or removed"
+        )
+    return (
+        "the table or the weight was trained, or another model was saved with it: to put it in"
+        " would change the base for every other adapter, and with none"
+    )
 
 
 def peft_config(decided: Fit) -> PeftConfig:
@@ -279,34 +258,6 @@ def _inject(model: nn.Module, header: AdapterHeader, config: PeftConfig, name: s
         return model
     kind = MODEL_TYPE_TO_PEFT_MODEL_MAPPING.get(config.task_type, PeftModel)
     return kind(model, config, name, autocast_adapter_dtype=True, low_cpu_mem_usage=False)
-
-
-def check_injected(
-    model: PeftModel, decided: Fit, given: Mapping[str, torch.Tensor], name: str
-) -> None:
-    header = decided.header
-    if header.is_prompt:
-        return
-    state = adapter_state(model, header, name, buffers=False)
-    shared = {id(one) for key, one in state.items() if key in given}
-    lacking = sorted(key for key, one in state.items() if id(one) not in shared)
-    if lacking:
-        raise AdapterFault(
-            "TT312",
-            f"the file of {header.source} lacks {len(lacking)} tensors: {three(lacking)}",
-            why="PEFT would leave them untrained",
-            fix="the file is incomplete, or its config is not the one it was saved with",
-        )
-    for key, here in state.items():
-        if key in given and here.shape != given[key].shape:
-            raise AdapterFault(
-                "TT306",
-                f"{key.removeprefix(ADAPTED)} of {header.source} is {list(given[key].shape)}, the"
-                f" model needs {list(here.shape)}",
-                fix="check that the adapter was made for this model and that its config is its own",
-                found=tuple(given[key].shape),
-                wanted=tuple(here.shape),
-            )
 
 
 @contextlib.contextmanager

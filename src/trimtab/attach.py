@@ -21,16 +21,20 @@ from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
 from torch import nn
 
 from trimtab import foreign
-from trimtab.adapted import base_of, base_parameters, inner
+from trimtab.adapted import Undo, base_of, base_parameters, inner
 from trimtab.adapters import AdapterHeader, read_adapter
-from trimtab.apply import Applied, fit_model, put_onto
+from trimtab.apply import ReadBase, fit_model, put_onto
+from trimtab.compat import READS_BASE
 from trimtab.errors import AdapterFault, PlacementFault, RunningFault
-from trimtab.fit import Fit, three
+from trimtab.fit import Fit
+from trimtab.formats import by_name
+from trimtab.guard import Source, guard_class, stand_in
+from trimtab.proof import Applied
+from trimtab.swapping import Swap
+from trimtab.switching import Switch
 
-_LOADS_BLIND = frozenset(
-    ("LORA", "ADALORA", "LOHA", "LOKR", "IA3", "OFT", "BOFT", "HRA", "FOURIERFT", "VBLORA", "ROAD")
-)
-"""Kinds that compute nothing from the base's weights that the adapter's file does not replace."""
+_CACHED = ("PREFIX_TUNING", "CARTRIDGE")
+"""Kinds that are keys and values before those of the prompt."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,8 @@ def attach(
 
     The base may be on one device, spread over several GPUs, or partly offloaded to host memory or
     disk by `device_map`. The adapter's weights go where their layer runs, in 32 bits. The model's
-    `load_adapter` then works the same way for further adapters.
+    `load_adapter` then works the same way for further adapters, `set_adapter` takes no longer with
+    many of them, and `swap_adapter(name, source)` puts another adapter into the place of one.
 
     Args:
         base_model: a transformers model, or the `PeftModel` that an earlier call returned.
@@ -76,8 +81,8 @@ def attach(
         The `PeftModel`, in evaluation mode.
 
     Raises:
-        AdapterFault: TT3nn, an adapter that does not fit this base, or that cannot be loaded
-            while the layers it changes are offloaded.
+        AdapterFault: TT3nn, an adapter that does not fit this base; TT314, a prefix on a map that
+            names no GPU.
         PlacementFault: TT204, a quantized layer that is offloaded; TT207, a layer without weights
             that accelerate knows nothing of. The model is then as it was.
 
@@ -102,14 +107,8 @@ def _put(
     decided = fit_model(model, header, allow_unused=allow_unused, allow_other_base=allow_other_base)
     offloaded = find_offloaded(base)
     _refuse(base, decided, offloaded)
-    reads = {one.name: one for one in offloaded}
-    own = {full: parameter for full, _, _, parameter in base_parameters(base)}
-
-    def read_base(full: str) -> torch.Tensor:
-        return reads[full].read() if full in reads else own[full].detach()
-
     with stand_ins(offloaded):
-        adapted, applied = put_onto(model, decided, name, read_base=read_base)
+        adapted, applied = put_onto(model, decided, name, read_base=reader(base, offloaded))
     _settle(adapted, bool(offloaded))
     return adapted, applied
 
@@ -129,22 +128,30 @@ def _device(named: Any) -> torch.device:
     return torch.device("cuda", named) if isinstance(named, int) else torch.device(named)
 
 
+def reader(base: nn.Module, offloaded: list[Offloaded]) -> ReadBase:
+    """Reads the base's parameters by name, wherever they are."""
+    reads = {one.name: one for one in offloaded}
+    own = {full: parameter for full, _, _, parameter in base_parameters(base)}
+    return lambda full: reads[full].read() if full in reads else own[full].detach()
+
+
 @contextlib.contextmanager
 def stand_ins(offloaded: list[Offloaded]) -> Iterator[None]:
-    """While inside, offloaded parameters have their shape, dtype and device, and no bytes."""
+    """While inside, offloaded parameters have their shape, dtype and device, and no bytes.
+
+    What reads one gets a private copy of what accelerate holds; a copy of its module has no hook,
+    which would bring the base's weight into it.
+    """
     kept = [(one, getattr(one.module, one.last)) for one in offloaded]
     made: dict[int, nn.Parameter] = {}  # a tied parameter has one stand-in
     for one, parameter in kept:
         if id(parameter) not in made:
-            fill = float("nan") if parameter.is_floating_point() else 0
-            element = torch.full((), fill, dtype=parameter.dtype, device=one.device)
-            made[id(parameter)] = nn.Parameter(
-                element.expand(parameter.shape), requires_grad=parameter.requires_grad
-            )
+            made[id(parameter)] = _stand_in(one, parameter)
     try:
-        for one, parameter in kept:
-            setattr(one.module, one.last, made[id(parameter)])
-        yield
+        with foreign.hooks_off([one.module for one in offloaded]):
+            for one, parameter in kept:
+                setattr(one.module, one.last, made[id(parameter)])
+            yield
     finally:
         for one, parameter in kept:
             # PEFT freezes the base: accelerate copies the flag to what it brings in.
@@ -153,14 +160,32 @@ def stand_ins(offloaded: list[Offloaded]) -> Iterator[None]:
             setattr(one.module, one.last, parameter)
 
 
+def _stand_in(one: Offloaded, parameter: nn.Parameter) -> nn.Parameter:
+    def read(part: str | None = None) -> dict[str, torch.Tensor]:
+        return {"data": one.read().to(one.device, copy=True)}
+
+    data = stand_in(tuple(parameter.shape), parameter.dtype, one.device)
+    made: Any = nn.Parameter(data, requires_grad=parameter.requires_grad)
+    made._trim_source = Source(one.name, by_name("plain"), None, read, "data")
+    made.__class__ = guard_class(nn.Parameter)
+    fresh: nn.Parameter = made
+    return fresh
+
+
 def _refuse(base: nn.Module, decided: Fit, offloaded: list[Offloaded]) -> None:
     """What cannot work on offloaded layers, before anything is changed."""
     header = decided.header
     touched = set(decided.modules)
-    away = {one.name.rpartition(".")[0] for one in offloaded} & touched
-    if header.is_prompt:
-        away = {one.name.rpartition(".")[0] for one in offloaded}
     _refuse_unknown(base, touched)
+    places = getattr(base, "hf_device_map", {}).values()
+    if header.peft_type in _CACHED and len(places) > 1 and {"cpu", "disk"}.issuperset(places):
+        raise AdapterFault(
+            "TT314",
+            f"{header.source} ({header.peft_type}) cannot run on a base that is mapped to"
+            f" {' and '.join(sorted(set(places)))} only",
+            why="PEFT puts its keys and values where the map says, and takes no map without a GPU",
+            fix="use trimtab.load, or a base that is on one device",
+        )
     for one in offloaded:
         if one.name.rpartition(".")[0] in touched and foreign.is_bitsandbytes(one.module):
             raise PlacementFault(
@@ -169,27 +194,6 @@ def _refuse(base: nn.Module, decided: Fit, offloaded: list[Offloaded]) -> None:
                 why="its quantization state does not come back with its bytes",
                 fix="trimtab.load streams quantized layers, or keep the layer on a GPU",
             )
-    if not away:
-        return
-    if header.target_parameters:
-        raise AdapterFault(
-            "TT313",
-            f"{header.source} adapts parameters of {len(away)} offloaded modules: {three(away)}",
-            why="PEFT changes such a parameter without calling its module, whose weights are then"
-            " not there",
-            fix="use trimtab.load, or a device map that keeps these modules on a device",
-        )
-    copied = {decided.keys[key] for key in header.saved_keys if key in decided.keys}
-    copied |= {key for key in decided.keys.values() if ".token_adapter." in key}
-    saved = {name for name in away if any(f".{name}." in key for key in copied)}
-    if saved or header.peft_type not in _LOADS_BLIND:
-        raise AdapterFault(
-            "TT308",
-            f"{header.source} ({header.peft_type}) copies or computes from weights that are"
-            f" offloaded: {three(saved or away)}",
-            why="PEFT reads them while it loads the adapter, and they are not there",
-            fix="use trimtab.load, or a device map that keeps these modules on a device",
-        )
 
 
 def _refuse_unknown(base: nn.Module, touched: set[str]) -> None:
@@ -210,15 +214,22 @@ def _refuse_unknown(base: nn.Module, touched: set[str]) -> None:
 def _settle(model: PeftModel, offloads: bool) -> None:
     """Makes what PEFT offers on this model fit its placement, from now on."""
     model.load_adapter = functools.partial(_load_adapter, model)
+    model.swap_adapter = functools.partial(_swap_adapter, model)
+    if not hasattr(model, "_trim_switch"):
+        model._trim_switch = Switch()
+    model._trim_switch.take_over(model)
     if not offloads:
         return
     model.add_adapter = functools.partial(_add_adapter, model)
-    if isinstance(model.base_model, BaseTuner):
+    tuner = model.base_model
+    if isinstance(tuner, BaseTuner):
         for refused in ("merge_adapter", "merge_and_unload"):
-            setattr(model.base_model, refused, _refuse_merge)
-    for module in model.modules():
-        if isinstance(module, BaseTunerLayer):
-            _lift(module)
+            setattr(tuner, refused, _refuse_merge)
+        if hasattr(tuner, "add_weighted_adapter"):
+            tuner.add_weighted_adapter = functools.partial(_add_weighted, model)
+    for _, _, layer in foreign.adapter_layers(model):
+        if isinstance(layer, BaseTunerLayer):
+            _lift(layer)
 
 
 def _lift(layer: BaseTunerLayer) -> None:
@@ -265,25 +276,63 @@ def _load_adapter(
     return _put(model, header, adapter_name, allow_unused, allow_other_base)[1]
 
 
+def _swap_adapter(
+    model: PeftModel,
+    adapter_name: str,
+    model_id: str | Path,
+    *,
+    allow_unused: bool = False,
+    allow_other_base: bool = False,
+) -> Applied:
+    """`Placement.swap_adapter`, of an attached model."""
+    if adapter_name not in model.peft_config:
+        raise AdapterFault("TT311", f"there is no adapter {adapter_name!r}")
+    decided = fit_model(
+        model,
+        read_adapter(model_id),
+        allow_unused=allow_unused,
+        allow_other_base=allow_other_base,
+    )
+    base = base_of(model)
+    return Swap(model, decided, adapter_name, reader(base, find_offloaded(base))).carry_out()
+
+
 def _add_adapter(
     model: PeftModel, adapter_name: str, peft_config: PeftConfig, **options: Any
 ) -> None:
-    """PEFT's `add_adapter` for an untrained LoRA; other kinds would start from absent weights."""
-    plain = peft_config.peft_type == "LORA" and peft_config.init_lora_weights in (
-        True, False, "gaussian",
-    )  # fmt: skip
-    extras = ("use_dora", "modules_to_save", "target_parameters", "trainable_token_indices")
-    wanted = [one for one in extras if getattr(peft_config, one, None)]
-    if not plain or wanted:
+    """PEFT's `add_adapter`, of an untrained adapter; it may read the base, and not rewrite it."""
+    start = getattr(peft_config, "init_lora_weights", None)
+    if isinstance(start, str) and start.startswith(READS_BASE):
         raise AdapterFault(
             "TT308",
-            f"a new adapter with {', '.join(wanted) or peft_config.peft_type} would start from"
-            " weights that are offloaded",
-            fix="add a plain LoRA, or load a saved adapter",
+            f"a new adapter with init_lora_weights={start!r} would rewrite weights that are"
+            " offloaded",
+            fix="add one that starts otherwise, or load a saved adapter",
         )
-    with stand_ins(find_offloaded(base_of(model))):
+    with _injecting(model, adapter_name):
         type(model).add_adapter(model, adapter_name, peft_config)
         foreign.cast_adapter(model, adapter_name)
+
+
+def _add_weighted(
+    model: PeftModel, adapters: list[str], weights: list[float], adapter_name: str, **options: Any
+) -> None:
+    """PEFT's `add_weighted_adapter`: the combination lands where its layers run."""
+    tuner = model.base_model
+    with _injecting(model, adapter_name):
+        type(tuner).add_weighted_adapter(tuner, adapters, weights, adapter_name, **options)
+
+
+@contextlib.contextmanager
+def _injecting(model: PeftModel, name: str) -> Iterator[None]:
+    """Around PEFT's making of an adapter; if it fails, the model is what it was."""
+    with stand_ins(find_offloaded(base_of(model))):
+        undo = Undo(model, name)
+        try:
+            yield
+        except BaseException:
+            undo()
+            raise
     _settle(model, True)
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from trimtab.errors import EnvironmentFault, FormatFault
+from trimtab.errors import EnvironmentFault, FormatFault, TrimtabError
 from trimtab.headers import DTYPES, DamagedFile, read_header
 
 if TYPE_CHECKING:
@@ -17,6 +19,10 @@ if TYPE_CHECKING:
 
 PEFT_PREFIX = "base_model.model."
 SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
+INDEX: Final = f"{SAFE}.index.json"
+_BESIDE: Final = (".json", ".jinja", ".model", ".txt", ".tiktoken", ".spm", ".vocab", ".bpe")
+_TERMS: Final = ("LICENSE", "LICENCE", "NOTICE", "USE_POLICY")
+"""What lies beside the weights and is copied: endings, and beginnings of the terms of use."""
 _VOLATILE = ("transformers_version", "_name_or_path")
 
 
@@ -279,6 +285,44 @@ def _from_hub(source: str, need_weights: bool) -> Checkpoint:
                 ) from problem
         return _checkpoint(source, None, config, tensors)
     return _checkpoint(source, folder, config, tensors)
+
+
+def downloaded(checkpoint: Checkpoint) -> Checkpoint:
+    """A model of the hub with all its files, also those that were not needed so far.
+
+    Raises:
+        EnvironmentFault: TT105, some are not cached and the hub is out of reach.
+    """
+    if Path(checkpoint.source).expanduser().is_dir():
+        return checkpoint
+    from huggingface_hub import snapshot_download
+
+    wanted = [f"*{end}" for end in (*_BESIDE, ".safetensors")] + [f"{one}*" for one in _TERMS]
+    try:
+        found = open_checkpoint(snapshot_download(checkpoint.source, allow_patterns=wanted))
+    except TrimtabError:
+        raise
+    except Exception as problem:
+        if checkpoint.folder is not None:  # cached, and the hub out of reach
+            return checkpoint
+        raise EnvironmentFault(
+            "TT105",
+            f"the files of {checkpoint.source} cannot be downloaded",
+            why=f"{type(problem).__name__}: {problem}",
+            fix=f"hf download {checkpoint.source}",
+        ) from problem
+    return dataclasses.replace(found, source=checkpoint.source)
+
+
+def copy_beside(folder: Path, target: Path) -> None:
+    """Copies what lies beside a model's weights: configs, tokenizer, templates, terms of use."""
+    for file in (*sorted(folder.iterdir()), *sorted(folder.glob("additional_chat_templates/*"))):
+        wanted = file.name.endswith(_BESIDE) or file.name.upper().startswith(_TERMS)
+        weights = file.name.endswith(".index.json") or file.name.startswith((".", "adapter_"))
+        if file.is_file() and wanted and not weights:
+            to = target / file.relative_to(folder)
+            to.parent.mkdir(exist_ok=True)
+            shutil.copyfile(file, to)
 
 
 def _cached_tensors(folder: Path) -> dict[str, TensorSpec]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterable
 from typing import Any, Final
@@ -10,7 +11,7 @@ from typing import Any, Final
 from trimtab.adapters import AdapterHeader
 from trimtab.errors import AdapterFault
 
-_HARMLESS: Final = frozenset(
+HARMLESS: Final = frozenset(
     (
         "auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "inference_mode",
         "loftq_config", "lora_ga_config", "megatron_core", "peft_version", "qalora_group_size",
@@ -19,7 +20,22 @@ _HARMLESS: Final = frozenset(
 )  # fmt: skip
 """Config fields that say how an adapter was made, not what it computes."""
 
-_READS_BASE: Final = ("pissa", "olora", "corda", "loftq", "lora_ga")
+READS_BASE: Final = ("pissa", "olora", "corda", "loftq", "lora_ga")
+_CLOSED: Final = {
+    "megatron_config": None,  # with megatron_core, a module that PEFT would import
+    "prompt_tuning_init": "RANDOM",  # the others read the files below, or a tokenizer
+    "prompt_tuning_init_state_dict_path": None,
+    "prompt_tuning_init_text": None,
+    "tokenizer_name_or_path": None,
+    "tokenizer_kwargs": None,
+}
+"""Fields by which a config would make PEFT import code or follow a path, and what they become."""
+
+_COUNTS: Final = (
+    "r", "num_virtual_tokens", "adapter_len", "num_vectors", "n_frequency", "theta_d_length",
+)  # fmt: skip
+"""Fields that each take as many numbers in the file, at the least."""
+
 _UNSUPPORTED: Final = frozenset(("XLORA", "SHADOW", "POLY"))
 _QUANTIZED: Final = re.compile(r"([-_.](unsloth|bnb|dynamic|4bit|8bit|int8|nf4|fp4|quantized))+$")
 
@@ -38,7 +54,7 @@ def check_kind(header: AdapterHeader) -> None:
             f"{header.source} uses {what}, which trimtab does not support",
             why="it adds layers or models of its own to the base",
         )
-    if isinstance(init, str) and init.startswith(_READS_BASE):
+    if isinstance(init, str) and init.startswith(READS_BASE):
         raise AdapterFault(
             "TT308",
             f"{header.source} was saved with init_lora_weights={init!r}",
@@ -86,6 +102,25 @@ def _is_path(name: str) -> bool:
     return name.startswith(("/", ".", "~", "\\")) or "\\" in name or name.count("/") != 1
 
 
+def check_counts(header: AdapterHeader) -> None:
+    """Refuses a config that asks for more than its file can hold, before PEFT allocates it.
+
+    Raises:
+        AdapterFault: TT312.
+    """
+    held = sum(math.prod(one.shape) for one in header.tensors.values())
+    asked = {field: header.config.get(field) for field in _COUNTS}
+    asked |= header.config.get("rank_pattern") or {}
+    wrong = [f"{key}={one}" for key, one in asked.items() if isinstance(one, int) and one > held]
+    if wrong:
+        raise AdapterFault(
+            "TT312",
+            f"the config of {header.source} sets {', '.join(wrong)}, and its file holds {held}"
+            " numbers in all",
+            fix="the file is incomplete, or its config is not the one it was saved with",
+        )
+
+
 def known_fields(header: AdapterHeader) -> tuple[str, ...]:
     """The config fields that the installed PEFT knows for this kind of adapter.
 
@@ -113,11 +148,11 @@ def known_config(
     Raises:
         AdapterFault: TT307, a field that is set and that changes what the adapter computes.
     """
-    config = dict(header.config)
+    config = _closed(header, notes)
     if known is None:
         return config
-    unknown = sorted(set(config) - set(known) - {"runtime_config"})
-    wrong = [name for name in unknown if config[name] and name not in _HARMLESS]
+    unknown = sorted(set(config) - set(known))
+    wrong = [name for name in unknown if config[name] and name not in HARMLESS]
     if wrong:
         raise AdapterFault(
             "TT307",
@@ -129,3 +164,16 @@ def known_config(
     if unknown:
         notes.append(f"config fields that the installed PEFT does not know: {', '.join(unknown)}")
     return {name: value for name, value in config.items() if name not in unknown}
+
+
+def _closed(header: AdapterHeader, notes: list[str]) -> dict[str, Any]:
+    """The config without what makes PEFT import code or read other files than the adapter's."""
+    config = dict(header.config)
+    for field, harmless in _CLOSED.items():
+        if field not in config:
+            continue
+        if config[field] and field.endswith(("_dict_path", "megatron_config")):
+            notes.append(f"{field} of {header.source} is not followed: {str(config[field])[:200]}")
+        config[field] = harmless
+    config.pop("runtime_config", None)
+    return config

@@ -20,7 +20,7 @@ import torch
 
 from trimtab import caches, foreign
 from trimtab.errors import first_line
-from trimtab.lora import Shortcuts, lora_shortcuts
+from trimtab.lora import Shortcuts
 from trimtab.plan import STREAMED, Plan
 from trimtab.replay import (
     CudaRecorder,
@@ -82,7 +82,8 @@ class ActiveAdapters:
         if told != self._told or moved:
             self._layers = foreign.adapter_layers(self._model)
             self._told, self.configs = told, list(configs.values())
-        return (*told, *(foreign.applied_adapters(layer) for _, _, layer in self._layers))
+        ids = dict(told)  # of those that are applied: others may come and go
+        return tuple(foreign.applied_adapters(layer, ids) for _, _, layer in self._layers)
 
     def layers(self) -> list[Any]:
         """PEFT's layers, as `state` last found them."""
@@ -217,9 +218,14 @@ class Steps:
             self.refusals[why] += 1
             return own(*args, **kwargs)
         leaves: list[torch.Tensor] = []
+        state = self._adapters.state()
+        if any(isinstance(one[-1], str) for one in state):
+            # No graph may: it would fail, and nothing be captured any more.
+            self.refusals["rows of a mixed batch are picked by the host"] += 1
+            return own(*args, **kwargs)
         kind = (
             describe_inputs(kwargs, leaves),
-            self._adapters.state(),
+            state,
             caches.full_windows(self.cache),
         )
         key = (kind, self._ring.held)
@@ -312,7 +318,7 @@ class Steps:
         self.cache = None
 
     def forget_adapter(self, name: str) -> None:
-        """Lets go of the captured steps that apply an adapter: its weights leave their place."""
+        """Lets go of the captured steps that apply an adapter: its weights have left."""
         for key in [key for key in self._steps if applies(key[0][1], name)]:
             del self._steps[key]
 
@@ -324,7 +330,16 @@ def given_option(kwargs: Mapping[str, Any], config: Any, name: str) -> Any:
 
 def applies(state: tuple[Any, ...], name: str) -> bool:
     """Whether a state of `ActiveAdapters` applies the adapter in any of its layers."""
-    return any(isinstance(one[0], bool) and repr(name) in repr(one) for one in state)
+    return any(repr(name) in repr(one[1:]) for one in state)
+
+
+def lora_shortcuts(device: torch.device) -> Shortcuts | None:
+    """The kernels of a CUDA device; None where Triton, which comes with torch on Linux, is not."""
+    try:
+        from trimtab.lora_kernels import Kernels
+    except ImportError:
+        return None
+    return Shortcuts(Kernels(device))
 
 
 def steps_of(plan: Plan, model: PreTrainedModel, rooms: Rooms) -> Steps:

@@ -15,10 +15,11 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
 from trimtab.adapters import ADAPTED
-from trimtab.apply import account, check_injected, peft_config, peft_refusals
+from trimtab.apply import peft_config, peft_refusals
 from trimtab.errors import AdapterFault
 from trimtab.fit import Fit, three
 from trimtab.naming import ends_with
+from trimtab.proof import account, check_injected
 
 MERGEABLE: Final = frozenset(
     (
@@ -89,7 +90,7 @@ def check_mergeable(delta: Delta) -> None:
     """Refuses what cannot be merged into one module after the other.
 
     Raises:
-        AdapterFault: TT314.
+        AdapterFault: TT314; TT303, a file that holds two values for one tied tensor.
     """
     header = delta.decided.header
     shared = [key for key in delta.decided.keys.values() if not key.startswith(ADAPTED)]
@@ -106,6 +107,23 @@ def check_mergeable(delta: Delta) -> None:
             f"{header.source} {what}",
             fix="run it beside the base, which is exact",
         )
+    _check_repeats(delta)
+
+
+def _check_repeats(delta: Delta) -> None:
+    """What the file repeats for a module that is tied to a changed one is merged once."""
+    held = {here.removeprefix(ADAPTED): key for key, here in delta.decided.keys.items()}
+    own = {name for name in held if any(below(name, path) for path in delta.decided.modules)}
+    for name in held.keys() - own:
+        last = name.rpartition(".")[2]
+        twins = [delta.tensors[held[one]] for one in own if one.endswith(f".{last}")]
+        if not any(torch.equal(one, delta.tensors[held[name]]) for one in twins):
+            raise AdapterFault(
+                "TT303",
+                f"{held[name]} of {delta.source} differs from what the file holds for the module"
+                " that it is tied to",
+                fix="check that the adapter was made for this model",
+            )
 
 
 def _rows(delta: Delta) -> bool:

@@ -64,6 +64,7 @@ class Facts:
     context: int
     batch: int
     modalities: tuple[str, ...]
+    adapter_memory: int | None = None
 
     @property
     def on_gpu(self) -> bool:
@@ -72,6 +73,20 @@ class Facts:
     def needed(self, unit: Unit) -> bool:
         """Whether a prompt of the modalities asked for uses the unit."""
         return not unit.needs or any(one in self.modalities for one in unit.needs)
+
+    @property
+    def adapters_here(self) -> int:
+        """Bytes of adapters on the device that runs: within the cap, and one of them at least."""
+        sizes = [one.nbytes for one in self.adapters]
+        if self.adapter_memory is None or not self.on_gpu:
+            return sum(sizes)
+        return max([min(self.adapter_memory, sum(sizes)), *sizes])
+
+    @property
+    def adapters_resting(self) -> int:
+        """Bytes of host memory for adapters: each that has rested keeps its place there."""
+        total = sum(one.nbytes for one in self.adapters)
+        return total if self.adapters_here < total else 0
 
     @cached_property
     def resident(self) -> Mapping[str, int]:
@@ -111,7 +126,7 @@ class Facts:
         return {
             "kv_cache": costs.kv_cache(outline, self.context, self.batch),
             "logits": costs.logits(outline, self.batch),
-            "adapters": sum(one.nbytes for one in self.adapters),
+            "adapters": self.adapters_here,
             "context": context if self.on_gpu else 0,
             "allocator": allocator if self.on_gpu else 0,
             "transient": prefill + max(decoded, cast),
@@ -189,13 +204,14 @@ def _settle(facts: Facts, away: Mapping[str, Away]) -> tuple[dict[str, str], dic
     if not facts.on_gpu:
         used = {"cpu": 0, "disk": sum(one.nbytes for one in away.values())}
         return dict.fromkeys(order, "disk"), used, max(0, used["disk"] - budget.disk)
-    rests = _fill(order, away, budget.cpu)
+    resting = facts.adapters_resting
+    rests = _fill(order, away, budget.cpu - resting)
     if "disk" in rests.values():
         largest = max(one.nbytes for one in away.values() if one.mode != LOOKED_UP)
-        rests = _fill(order, away, budget.cpu - STAGING * largest)
+        rests = _fill(order, away, budget.cpu - resting - STAGING * largest)
     stored = [away[name].nbytes for name in order if rests[name] == "disk"]
     held = sum(away[name].nbytes for name in order if rests[name] == "cpu")
-    used = {"cpu": held + STAGING * max(stored, default=0), "disk": sum(stored)}
+    used = {"cpu": held + resting + STAGING * max(stored, default=0), "disk": sum(stored)}
     missing = max(0, used["cpu"] - budget.cpu) + max(0, used["disk"] - budget.disk)
     return rests, used, missing
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from trimtab.adapters import ADAPTED, AdapterHeader
-from trimtab.compat import check_base, check_kind, known_config
+from trimtab.compat import check_base, check_counts, check_kind, known_config
 from trimtab.errors import AdapterFault
+from trimtab.filekeys import FileKey, key_here, repeated, split_key, tied_keys
 from trimtab.naming import (
     ends_with,
     exact_patterns,
@@ -46,20 +47,12 @@ class Fit:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class _Key:
-    """A key of the file: its module there, and what follows it."""
-
-    key: str
-    path: str
-    rest: str
-
-
 def fit(
     header: AdapterHeader,
     shapes: Shapes,
     base_name: str | None = None,
     *,
+    ties: Iterable[tuple[str, str]] = (),
     known_fields: Iterable[str] | None = None,
     allow_unused: bool = False,
     allow_other_base: bool = False,
@@ -70,6 +63,7 @@ def fit(
         header: the adapter.
         shapes: every parameter of the base by name, tied names too, with unquantized shapes.
         base_name: hub name or folder of the base; None if it is not known.
+        ties: pairs of names in `shapes` that are one tensor, such as the head's and the table's.
         known_fields: the config fields that the installed PEFT knows for this kind; None: all.
         allow_unused: tensors that match nothing are left out, and named, instead of an error.
         allow_other_base: an adapter of another base is accepted, and said.
@@ -86,19 +80,23 @@ def fit(
     """
     notes: list[str] = []
     check_kind(header)
+    check_counts(header)
     check_base(header, base_name, allow_other_base, notes)
     config = known_config(header, known_fields, notes)
     modules = parents(shapes)
-    keys = [_split(header, key) for key in header.weights]
-    mapping, changes = rename({one.path for one in keys if one.path}, modules)
+    keys = [split_key(header, key) for key in header.weights]
+    tied = tied_keys(header)
+    mapping, changes = rename({one.path for one in (*keys, *tied) if one.path}, modules)
     changed = {old: new for old, new in mapping.items() if old != new}
     for old, new in changes:
         notes.append(
             f"modules that the adapter calls {old or '(none)'}.* are {new or '(none)'}.* here"
         )
-    base_tensors, homeless = _base_tensors(header, shapes, modules, notes)
     used = _used(header, keys, mapping)
-    strays = sorted({one.key for one in keys} - {one.key for one in used}) + homeless
+    repeats = repeated(header, (*keys, *tied), used, mapping, ties)
+    placed = {one.key for one in (*used, *repeats)}
+    base_tensors, homeless = _base_tensors(header, placed, shapes, modules, notes)
+    strays = sorted({one.key for one in keys} - placed) + homeless
     if strays:
         _refuse_strays(header, keys, used, strays, mapping, allow_unused)
         notes.append(
@@ -107,14 +105,16 @@ def fit(
         )
     _check_wrappers(header, used, mapping, shapes)
     own = {mapping[one.path] for one in used if one.path and header.is_own(one.key)}
+    if used and not any(one.path for one in used) and not header.is_prompt:
+        own = _aimed(header, config, modules)
     saved = {mapping[one.path] for one in used if one.path and not header.is_own(one.key)}
     # Trained rows beside a LoRA have a field of their own; their table is no target.
     rows = {mapping[one.path] for one in used if one.rest.startswith("token_adapter.")}
     skipped = _retarget(header, config, own - rows, changed, shapes, notes)
-    _check_sizes(header, used, mapping, shapes)
+    _check_sizes(header, [*used, *repeats], mapping, shapes)
     return Fit(
         header,
-        {one.key: _key_here(one, mapping) for one in used},
+        {one.key: key_here(one, mapping) for one in (*used, *repeats)},
         config,
         tuple(sorted(own | saved)),
         base_tensors,
@@ -131,41 +131,13 @@ def three(names: Iterable[str]) -> str:
     return ", ".join(listed[:3]) + more
 
 
-def _split(header: AdapterHeader, key: str) -> _Key:
-    """The module path of a key: what stands before the adapter's own part of it."""
-    name = key.removeprefix(ADAPTED)
-    parts = name.split(".")
-    if not header.is_own(key):
-        return _Key(key, ".".join(parts[:-1]), parts[-1])
-    if header.is_prompt:
-        return _Key(key, "", name)
-    at = next(
-        number
-        for number, part in enumerate(parts)
-        if part.startswith((header.prefix, "trainable_tokens_", "vera_", "adaption_"))
-    )
-    at -= parts[at - 1] == "token_adapter" if at else 0
-    rest = parts[at:]
-    while at and parts[at - 1] == "base_layer":  # several parameters of one module are adapted
-        at -= 1
-        rest = ["base_layer", *rest]
-    if rest[-1] == "lora_magnitude_vector":  # a module since peft 0.12, saved as if it were none
-        rest.append("weight")
-    if at and parts[0] == "base_model":  # what all layers share, such as VeRA's projections
-        return _Key(key, "", name)
-    return _Key(key, ".".join(parts[:at]), ".".join(rest))
-
-
-def _key_here(one: _Key, mapping: Mapping[str, str]) -> str:
-    return f"{ADAPTED}{mapping[one.path]}.{one.rest}" if one.path else one.key
-
-
-def _used(header: AdapterHeader, keys: list[_Key], mapping: Mapping[str, str]) -> list[_Key]:
+def _used(header: AdapterHeader, keys: list[FileKey], mapping: Mapping[str, str]) -> list[FileKey]:
     """The keys whose module is in this model, and targeted under its old or its new name."""
     targets = header.config.get("target_modules")
     everything = targets in (None, "all-linear") or bool(header.target_parameters)
+    everything |= header.peft_type == "ADAPTION_PROMPT"  # whose rule is another; PEFT holds to it
 
-    def aimed(one: _Key) -> bool:
+    def aimed(one: FileKey) -> bool:
         return (
             everything
             or not header.is_own(one.key)
@@ -179,8 +151,8 @@ def _used(header: AdapterHeader, keys: list[_Key], mapping: Mapping[str, str]) -
 
 def _refuse_strays(
     header: AdapterHeader,
-    keys: list[_Key],
-    used: list[_Key],
+    keys: list[FileKey],
+    used: list[FileKey],
     strays: list[str],
     mapping: Mapping[str, str],
     allowed: bool,
@@ -218,7 +190,7 @@ def _nearest(homeless: list[str], mapping: Mapping[str, str]) -> str:
 
 
 def _check_wrappers(
-    header: AdapterHeader, used: list[_Key], mapping: Mapping[str, str], shapes: Shapes
+    header: AdapterHeader, used: list[FileKey], mapping: Mapping[str, str], shapes: Shapes
 ) -> None:
     """A module that only wraps a linear has no weight of its own, and PEFT refuses it."""
     if header.target_parameters or header.peft_type == "ADAPTION_PROMPT":
@@ -236,6 +208,16 @@ def _check_wrappers(
         )
 
 
+def _aimed(header: AdapterHeader, config: Mapping[str, Any], modules: set[str]) -> set[str]:
+    """The modules that the config targets, without those that are trained whole."""
+    saved = header.modules_to_save
+    return {
+        module
+        for module in modules
+        if is_targeted(config, module) and not any(f".{one}." in f".{module}." for one in saved)
+    }
+
+
 def _retarget(
     header: AdapterHeader,
     config: dict[str, Any],
@@ -247,12 +229,9 @@ def _retarget(
     """Makes the config target exactly the modules that the file has tensors for."""
     if "target_modules" not in config or header.target_parameters or header.is_prompt:
         return ()
-    saved = header.modules_to_save
-    aimed = {
-        module
-        for module in parents(shapes)
-        if is_targeted(config, module) and not any(f".{one}." in f".{module}." for one in saved)
-    }
+    if header.peft_type == "ADAPTION_PROMPT" and not changed:
+        return ()
+    aimed = _aimed(header, config, parents(shapes))
     left = aimed - own
     stems = {stem(module) for module in own}
     lacking = [m for m in left if stem(m) in stems and len(shapes.get(f"{m}.weight", ())) > 1]
@@ -286,7 +265,7 @@ def _retarget(
 
 
 def _check_sizes(
-    header: AdapterHeader, used: list[_Key], mapping: Mapping[str, str], shapes: Shapes
+    header: AdapterHeader, used: list[FileKey], mapping: Mapping[str, str], shapes: Shapes
 ) -> None:
     for one in used:
         if not one.path:
@@ -301,7 +280,7 @@ def _check_sizes(
 
 
 def _lora_shapes(
-    header: AdapterHeader, one: _Key, weight: tuple[int, ...]
+    header: AdapterHeader, one: FileKey, weight: tuple[int, ...]
 ) -> tuple[tuple[int, ...], ...]:
     """Shapes that a LoRA tensor may have on a weight: two where the weight may be transposed."""
     if header.config.get("use_qalora") or len(weight) < 2:
@@ -335,7 +314,8 @@ def _same_size(
         "TT306",
         f"{key} of {header.source} is {list(found)}, the model needs {list(wanted[0])}",
         why="the adapter was trained with another vocabulary" if table else "",
-        fix=f"model.resize_token_embeddings({max(found)}) before it is quantized or placed"
+        fix=f"load the base in 16 bits, call resize_token_embeddings({max(found)}), save it with"
+        " save_pretrained, and name that folder as the base"
         if table
         else "check that the adapter was made for this model and that its config is its own",
         found=found,
@@ -344,12 +324,18 @@ def _same_size(
 
 
 def _base_tensors(
-    header: AdapterHeader, shapes: Shapes, modules: set[str], notes: list[str]
+    header: AdapterHeader,
+    placed: set[str],
+    shapes: Shapes,
+    modules: set[str],
+    notes: list[str],
 ) -> tuple[dict[str, str], list[str]]:
     """The base's parameters that the file repeats, by key, and the keys that are none of them."""
     found: dict[str, str] = {}
     names = {
-        key: key.removeprefix(ADAPTED).replace(".base_layer.", ".") for key in header.base_tensors
+        key: key.removeprefix(ADAPTED).replace(".base_layer.", ".")
+        for key in header.base_tensors
+        if key not in placed
     }
     mapping, _ = rename({name.rpartition(".")[0] for name in names.values()}, modules)
     for key, name in names.items():

@@ -184,6 +184,25 @@ def offload_hook(module: torch.nn.Module) -> Any:
     return None
 
 
+@contextlib.contextmanager
+def hooks_off(modules: list[torch.nn.Module]) -> Iterator[None]:
+    """While inside, accelerate's hooks are off these modules, and the modules' copies have none."""
+    kept = []
+    try:
+        for module in modules:
+            held = vars(module)
+            own = {name: held.pop(name) for name in _HOOKED if name in held}
+            kept.append((held, own))
+        yield
+    finally:
+        for held, own in kept:
+            held.update(own)
+
+
+_HOOKED = ("_hf_hook", "_old_forward", "forward")
+"""What accelerate's `add_hook_to_module` sets on a module."""
+
+
 def is_bitsandbytes(module: torch.nn.Module) -> bool:
     """Whether the module is one of bitsandbytes' quantized layers, without importing it."""
     return any(one.__module__.startswith("bitsandbytes.") for one in type(module).__mro__)
@@ -214,92 +233,21 @@ def adapter_layers(model: torch.nn.Module) -> list[tuple[Mapping[str, Any], str,
     return found
 
 
-def applied_adapters(layer: Any) -> tuple[Any, ...]:
+def applied_adapters(layer: Any, ids: Mapping[str, int]) -> tuple[Any, ...]:
     """Which adapters a PEFT layer applies, and how strongly: equal for calls that are the same.
 
-    In a mixed batch a hook gives the layer an adapter for each row.
+    `ids` tell adapters of the same name apart. In a mixed batch a hook gives the layer an adapter
+    for each row.
     """
-    scaling = getattr(layer, "scaling", {})
-    told = (layer._disable_adapters, *((one, scaling.get(one)) for one in layer.active_adapters))
+    if layer._disable_adapters:
+        return (True,)
+    choice, scaling = layer._active_adapter, vars(layer).get("scaling", {})
+    names = (choice,) if isinstance(choice, str) else choice
+    told: tuple[Any, ...] = (False, *[(one, ids.get(one), scaling.get(one)) for one in names])
     if layer._forward_pre_hooks:
         rows = [getattr(hook, "keywords", {}) for hook in layer._forward_pre_hooks.values()]
         told += (repr(rows),)
     return told
-
-
-def adapter_rows(layer: Any) -> tuple[str, ...]:
-    """The adapters of a mixed batch that is under way, by row; empty if there is none."""
-    for hook in layer._forward_pre_hooks.values():
-        if names := getattr(hook, "keywords", {}).get("adapter_names"):
-            return tuple(names)
-    return ()
-
-
-@contextlib.contextmanager
-def adapters_hidden(layers: list[Any]) -> Iterator[None]:
-    """While inside, LoRA layers have none of their adapters; those that come stay beside them.
-
-    What PEFT does to add an adapter walks the model many times, those of all others included.
-    """
-    kept = []
-    try:
-        for layer in layers:
-            for name in ("lora_A", "lora_B", "lora_dropout", "lora_magnitude_vector"):
-                held = layer._modules.get(name)
-                if held is not None:
-                    kept.append((held, held._modules))
-                    held._modules = {}
-        yield
-    finally:
-        for held, before in kept:
-            before.update(held._modules)
-            held._modules = before
-
-
-def select_adapter(model: Any, layers: list[Any], name: str, before: Any) -> Any:
-    """What PEFT's `set_adapter` does for inference, on layers found before; None if it is not so.
-
-    The weights of a layer do not train while its choice is `before`, which an earlier call
-    returned, and need not be frozen; `...`: those of no layer do. Returns the choice.
-    """
-    from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
-    from peft.utils.other import AuxiliaryTrainingWrapper, _set_adapter
-
-    tuner = model.base_model
-    plain = isinstance(tuner, BaseTuner) and type(tuner).set_adapter is BaseTuner.set_adapter
-    tuned = [one for one in layers if isinstance(one, BaseTunerLayer)]
-    kinds = {type(one) for one in tuned}
-    if not plain or any(one.set_adapter is not BaseTunerLayer.set_adapter for one in kinds):
-        return None
-    choice = [name]
-    for layer in tuned:
-        if isinstance(layer, tuner.tuner_layer_cls):
-            attributes = vars(layer)
-            if before is not ... and attributes.get("_active_adapter") is not before:
-                layer.set_adapter(name, inference_mode=True)
-            attributes["_active_adapter"] = choice
-    for layer in layers:
-        if isinstance(layer, AuxiliaryTrainingWrapper):
-            _set_adapter(layer, name, inference_mode=True)
-    tuner.active_adapter = name
-    model.active_adapter = name
-    return choice
-
-
-@contextlib.contextmanager
-def adapters_off(model: Any, layers: list[Any]) -> Iterator[None]:
-    """What PEFT's `disable_adapter` does, on layers found before, without making weights train."""
-    kept = [(vars(layer), layer._disable_adapters) for layer in layers]
-    before = model._adapters_disabled
-    try:
-        for attributes, _ in kept:
-            attributes["_disable_adapters"] = True
-        model._adapters_disabled = True
-        yield
-    finally:
-        for attributes, disabled in kept:
-            attributes["_disable_adapters"] = disabled
-        model._adapters_disabled = before
 
 
 def key_conversions(model: PreTrainedModel) -> list[Any]:
@@ -411,3 +359,19 @@ def pad_token(config: Any) -> torch.Tensor | None:
     """The token for sequences that have ended, on their device (transformers 5.1 to 5.24)."""
     found: torch.Tensor | None = config._pad_token_tensor
     return found
+
+
+@contextlib.contextmanager
+def only_adapter(layer: Any, name: str) -> Iterator[None]:
+    """While inside, a PEFT layer applies that adapter, and no flag of its weights changes."""
+    before = layer._active_adapter, layer._disable_adapters
+    layer._active_adapter, layer._disable_adapters = [name], False
+    try:
+        yield
+    finally:
+        layer._active_adapter, layer._disable_adapters = before
+
+
+def has_input_hooks(layer: torch.nn.Module) -> bool:
+    """Whether something changes the inputs of the layer: PEFT does, for a mixed batch."""
+    return bool(layer._forward_pre_hooks)

@@ -6,22 +6,22 @@ import dataclasses
 import hashlib
 import json
 import math
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trimtab import foreign
 from trimtab.adapted import shapes_of
 from trimtab.adapters import load_tensors, read_adapter
 from trimtab.changes import Changes
-from trimtab.checkpoint import SAFE, Checkpoint, open_checkpoint
+from trimtab.checkpoint import INDEX, SAFE, Checkpoint, copy_beside, downloaded, open_checkpoint
 from trimtab.compat import known_fields
 from trimtab.deltas import Delta, check_mergeable
-from trimtab.errors import AdapterFault, EnvironmentFault, FormatFault, TrimtabError
+from trimtab.errors import AdapterFault, FormatFault
 from trimtab.fit import fit
 from trimtab.headers import Entry, read_header
 from trimtab.keys import Keys, Read
@@ -32,11 +32,6 @@ from trimtab.skeleton import build_skeleton
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-INDEX: Final = f"{SAFE}.index.json"
-_BESIDE: Final = (".json", ".jinja", ".model", ".txt", ".tiktoken", ".spm", ".vocab", ".bpe")
-_TERMS: Final = ("LICENSE", "LICENCE", "NOTICE", "USE_POLICY")
-"""What lies beside the weights and is copied: endings, and beginnings of the terms of use."""
 
 
 @dataclass(frozen=True)
@@ -175,8 +170,7 @@ def _base(model: str | Path) -> Checkpoint:
             fix="merge into the base in 16 bits, and quantize the result; or run the adapter beside"
             " the quantized base, which is exact",
         )
-    if not Path(model).expanduser().is_dir():
-        checkpoint = _downloaded(checkpoint)
+    checkpoint = downloaded(checkpoint)
     other = next((one for one in checkpoint.tensors.values() if _is_other(one.file)), None)
     if other is not None:
         raise FormatFault(
@@ -186,27 +180,6 @@ def _base(model: str | Path) -> Checkpoint:
             fix="load it with transformers and save it with save_pretrained, then merge into that",
         )
     return checkpoint
-
-
-def _downloaded(checkpoint: Checkpoint) -> Checkpoint:
-    """A model of the hub with all its files, also those that were not needed so far."""
-    from huggingface_hub import snapshot_download
-
-    wanted = [f"*{end}" for end in (*_BESIDE, ".safetensors")] + [f"{one}*" for one in _TERMS]
-    try:
-        found = open_checkpoint(snapshot_download(checkpoint.source, allow_patterns=wanted))
-    except TrimtabError:
-        raise
-    except Exception as problem:
-        if checkpoint.folder is not None:  # cached, and the hub out of reach
-            return checkpoint
-        raise EnvironmentFault(
-            "TT105",
-            f"the files of {checkpoint.source} cannot be downloaded",
-            why=f"{type(problem).__name__}: {problem}",
-            fix=f"hf download {checkpoint.source}",
-        ) from problem
-    return dataclasses.replace(found, source=checkpoint.source)
 
 
 def _is_other(file: str) -> bool:
@@ -230,6 +203,7 @@ def _delta(
         header,
         shapes_of(skeleton),
         checkpoint.source,
+        ties=foreign.tied_names(skeleton).items(),
         known_fields=known_fields(header),
         allow_unused=allowed["allow_unused"],
         allow_other_base=allowed["allow_other_base"],
@@ -311,10 +285,7 @@ def _write_rest(
 ) -> None:
     """All that is not weights."""
     with disk_faults(growing.path, 0):
-        for file in _beside(folder):
-            to = growing.path / file.relative_to(folder)
-            to.parent.mkdir(exist_ok=True)
-            shutil.copyfile(file, to)
+        copy_beside(folder, growing.path)
         if changes.broken:
             config = growing.path / "config.json"
             config.write_text(_json(_untied_config(checkpoint.config)), "utf-8")
@@ -325,14 +296,6 @@ def _write_rest(
             index["metadata"] = {**index.get("metadata", {}), "total_size": merged.nbytes}
             (growing.path / INDEX).write_text(_json(index), "utf-8")
         (growing.path / "README.md").write_text(_card(merged), "utf-8")
-
-
-def _beside(folder: Path) -> Iterator[Path]:
-    for file in (*sorted(folder.iterdir()), *sorted(folder.glob("additional_chat_templates/*"))):
-        wanted = file.name.endswith(_BESIDE) or file.name.upper().startswith(_TERMS)
-        weights = file.name.endswith(".index.json") or file.name.startswith((".", "adapter_"))
-        if file.is_file() and wanted and not weights:
-            yield file
 
 
 def _untied_config(config: Mapping[str, Any]) -> dict[str, Any]:

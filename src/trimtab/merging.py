@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
 from torch import nn
 
+from trimtab import foreign
 from trimtab.errors import AdapterFault
 
 _ON_TUNER = ("merge_adapter", "merge_and_unload")
@@ -42,8 +43,9 @@ def allow_merging(model: nn.Module) -> None:
 
 
 def _merging(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
-    for module in model.modules():
-        if isinstance(module, BaseTuner):
-            yield from ((module, method) for method in _ON_TUNER)
-        elif isinstance(module, BaseTunerLayer):
-            yield from ((module, method) for method in _ON_LAYER)
+    tuner = getattr(model, "base_model", None)
+    if isinstance(tuner, BaseTuner):
+        yield from ((tuner, method) for method in _ON_TUNER)
+    for _, _, layer in foreign.adapter_layers(model):
+        if isinstance(layer, BaseTunerLayer):
+            yield from ((layer, method) for method in _ON_LAYER)

@@ -280,6 +280,8 @@ class Wrapped:
             and whose outputs refuse gradients.
         through: what calls the method in its stead, with the method as its first argument.
 
+    `around` makes the context for those who call a part of the module by itself.
+
     Raises:
         PlacementFault: TT209, if the method is replaced already.
     """
@@ -301,7 +303,7 @@ class Wrapped:
                 fix="load the model fresh; for a model that accelerate placed use trimtab.attach",
             )
         self._module = module
-        self._around = around
+        self.around = around
         # Dynamo must see neither guarded parameters nor their binding.
         self._eager = torch.compiler.disable(self._run)
         self._method = method
@@ -317,7 +319,7 @@ class Wrapped:
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         if self._whole is not None:
             args, kwargs = moved(args, self._whole), moved(kwargs, self._whole)
-        with self._around():
+        with self.around():
             out = self._own(*args, **kwargs)
         if self._whole is not None or not torch.is_grad_enabled():
             return out

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from trimtab.disk import take_lock
-from trimtab.errors import AdapterFault, MemoryFault
+from trimtab.errors import AdapterFault, MemoryFault, TrimtabError
 from trimtab.memory import format_size
 
 RECORD: Final = "trimtab-merge.json"
@@ -32,23 +32,26 @@ class Partial:
         AdapterFault: TT318, something is there already.
     """
 
+    kind = "merge"
+    others = "another base, other adapters, weights or versions"
+
     def __init__(self, out: Path, job: str) -> None:
         self.out = out
         self.path = out.with_name(f"{out.name}.partial")
         self._job = job
         self.finished: dict[str, int] = {}
-        _refuse_taken(out)
+        self.refuse_taken(out)
         if self.path.exists():
             self._go_on()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = take_lock(self.path / _LOCK)
         except OSError as error:
-            raise _taken(
+            raise self.taken(
                 f"{self.path} cannot be written: {error.strerror}", "name another folder"
             ) from error
         if self._lock is None:
-            raise _taken(f"another process is writing {self.path}", "wait for it")
+            raise self.taken(f"another process is writing {self.path}", "wait for it")
         self._record()
 
     def has(self, name: str) -> bool:
@@ -71,7 +74,7 @@ class Partial:
 
     def take_place(self) -> None:
         """The folder becomes `out`, all of it at once."""
-        _refuse_taken(self.out)
+        self.refuse_taken(self.out)
         self.close()
         (self.path / _LOCK).unlink()
         (self.path / RECORD).unlink()
@@ -86,14 +89,13 @@ class Partial:
         except (OSError, ValueError, KeyError, TypeError):
             if self.path.is_dir() and {one.name for one in self.path.iterdir()} <= {_LOCK}:
                 return
-            raise _taken(
-                f"{self.path} is there already, and no merge that can go on",
+            raise self.taken(
+                f"{self.path} is there already, and no {self.kind} that can go on",
                 "delete it, or write to another folder",
             ) from None
         if job != self._job:
-            raise _taken(
-                f"{self.path} is of another merge: of another base, other adapters, weights or"
-                " versions",
+            raise self.taken(
+                f"{self.path} is of another {self.kind}: of {self.others}",
                 "delete it, or write to another folder",
             )
         self.finished = {str(name): int(size) for name, size in finished.items()}
@@ -103,19 +105,21 @@ class Partial:
         fresh.write_text(json.dumps({"job": self._job, "finished": self.finished}), "utf-8")
         os.replace(fresh, self.path / RECORD)
 
+    @classmethod
+    def refuse_taken(cls, out: Path) -> None:
+        """Raises if something is where the folder is to be in the end."""
+        if out.is_dir() and not any(out.iterdir()):
+            return
+        if out.exists():
+            raise cls.taken(
+                f"{out} is there already" + (" and not empty" if out.is_dir() else ", and a file"),
+                "name a folder that does not exist",
+            )
 
-def _refuse_taken(out: Path) -> None:
-    if out.is_dir() and not any(out.iterdir()):
-        return
-    if out.exists():
-        raise _taken(
-            f"{out} is there already" + (" and not empty" if out.is_dir() else ", and a file"),
-            "name a folder that does not exist",
-        )
-
-
-def _taken(what: str, fix: str) -> AdapterFault:
-    return AdapterFault("TT318", what, why="nothing is overwritten", fix=fix)
+    @staticmethod
+    def taken(what: str, fix: str) -> TrimtabError:
+        """The error that something is there already."""
+        return AdapterFault("TT318", what, why="nothing is overwritten", fix=fix)
 
 
 @contextlib.contextmanager

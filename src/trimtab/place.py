@@ -13,18 +13,23 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trimtab.adapters import AdapterHeader, read_adapter
-from trimtab.apply import Applied, load_onto, remove
-from trimtab.decode import CudaRecorder, Steps
+from trimtab.adapters import AdapterHeader, adapter_bytes, read_adapter
+from trimtab.apply import fit_model, load_onto, remove
+from trimtab.decode import Steps, steps_of
 from trimtab.errors import AdapterFault, PlacementFault, RunningFault
 from trimtab.intake import Intake
-from trimtab.loading import load_model, out_of_gpu_memory, settle
+from trimtab.loading import load_model, out_of_gpu_memory, reading_ahead, settle
 from trimtab.merging import allow_merging, refuse_merging
 from trimtab.park import Gate, Wrapped
-from trimtab.plan import STREAMED, Plan
+from trimtab.plan import Plan
 from trimtab.prompts import Prompts
+from trimtab.proof import Applied
 from trimtab.report import Report, measure
 from trimtab.rooms import Rooms
+from trimtab.saving import Saved, Weights, save
+from trimtab.shelf import Shelf
+from trimtab.swapping import Swap
+from trimtab.switching import Switch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -63,6 +68,8 @@ class Placement:
         rooms: Rooms,
         gate: Gate,
         steps: Steps,
+        switch: Switch,
+        shelf: Shelf,
         source: Path | str,
         shutdown: contextlib.ExitStack,
     ) -> None:
@@ -72,9 +79,11 @@ class Placement:
         self._rooms = rooms
         self._gate = gate
         self.steps = steps
+        self._switch, self.shelf = switch, shelf
         self._prompts = Prompts(source)
         self._shutdown = shutdown
         self._pace: float | None = None
+        self._modules = dict(model.named_modules())  # the base's names, before PEFT changes them
 
     @property
     def device(self) -> torch.device:
@@ -87,8 +96,9 @@ class Placement:
 
     @property
     def adapters(self) -> tuple[str, ...]:
-        """Names of the adapters that are loaded."""
-        return tuple(self.applied)
+        """Names of the adapters that are loaded, those that PEFT's own methods made too."""
+        model = self._switch.model
+        return () if model is None else tuple(model.peft_config)
 
     @property
     def tokenizer(self) -> Any:
@@ -109,23 +119,64 @@ class Placement:
             AdapterFault: TT3nn; the model is left as it was.
         """
         self._check_open()
-        if name in self.applied:
+        if name in self.adapters:
             raise AdapterFault(
                 "TT311",
                 f"an adapter named {name!r} is loaded already",
                 fix="give another name, or remove_adapter first",
             )
         header = source if isinstance(source, AdapterHeader) else read_adapter(source)
-        self.model, applied = load_onto(
-            self.model,
-            header,
-            name,
-            base_name=self.plan.model,
-            allow_unused=allow_unused,
-            allow_other_base=allow_other_base,
-        )
-        refuse_merging(self.model)
-        self.applied[name] = applied
+        # No call may run meanwhile: a LoRA is put on with the others out of sight.
+        with self._gate.passing():
+            self.shelf.make_room(adapter_bytes(header))
+            self.model, applied = load_onto(
+                self.model,
+                header,
+                name,
+                base_name=self.plan.model,
+                allow_unused=allow_unused,
+                allow_other_base=allow_other_base,
+            )
+            refuse_merging(self.model)
+            self._switch.take_over(self.model)
+            self.shelf.take_over()
+            self.applied[name] = applied
+        return applied
+
+    def swap_adapter(
+        self,
+        name: str,
+        source: str | Path | AdapterHeader,
+        *,
+        allow_unused: bool = False,
+        allow_other_base: bool = False,
+    ) -> Applied:
+        """Puts another adapter's weights into the place of the loaded adapter `name`.
+
+        No layer is made, and captured decode steps stay right. The ranks of a LoRA may differ: a
+        smaller one is padded with zeros, which may round sums otherwise than the adapter loaded
+        fresh; with a larger one, or another scaling, steps are captured again.
+
+        Raises:
+            AdapterFault: TT311, there is none of that name; TT321, it cannot take that place, and
+                TT3nn as for `add_adapter`. The loaded adapter is then as it was.
+        """
+        self._check_adapter(name)
+        header = source if isinstance(source, AdapterHeader) else read_adapter(source)
+        with self._gate.passing():
+            decided = fit_model(
+                self.model,
+                header,
+                base_name=self.plan.model,
+                allow_unused=allow_unused,
+                allow_other_base=allow_other_base,
+            )
+            swap = Swap(self.model, decided, name)
+            self.shelf.make_room(swap.growth, keep=(name,))
+            if not swap.keeps_steps:
+                self.steps.forget_adapter(name)
+            applied = self.applied[name] = swap.carry_out()
+            self.shelf.measure(name)
         return applied
 
     def remove_adapter(self, name: str) -> None:
@@ -135,8 +186,12 @@ class Placement:
             AdapterFault: TT311, if there is none of that name.
         """
         self._check_adapter(name)
-        self.model = remove(self.model, name)
-        del self.applied[name]
+        with self._gate.passing():
+            self.model = remove(self.model, name)
+            self.applied.pop(name, None)
+            if self.model is not self._switch.model:
+                self._switch.let_go()
+            self.shelf.look()
 
     @contextlib.contextmanager
     def using(self, adapter: str | EllipsisType | None = ...) -> Iterator[Any]:
@@ -145,23 +200,23 @@ class Placement:
         What was active before is active again afterwards.
         """
         self._check_open()
-        if adapter is ... or not self.applied:
+        if adapter is ... or not self.adapters:
             if isinstance(adapter, str):
                 self._check_adapter(adapter)
             yield self.model
             return
         if adapter is None:
-            with self.model.disable_adapter():
+            with self._switch.off():
                 yield self.model
             return
         self._check_adapter(adapter)
-        before = self.model.active_adapter
-        self._activate(adapter)
+        before = list(self.model.active_adapters)
+        self._switch.choose(adapter)
         try:
             yield self.model
         finally:
-            if before in self.applied:
-                self._activate(before)
+            if all(one in self.adapters for one in before):
+                self._switch.choose(before)
 
     def generate(
         self,
@@ -228,12 +283,27 @@ class Placement:
     def report(self) -> Report:
         """Planned against measured bytes for each tier, and what the adapters changed."""
         self._check_open()
-        return measure(self.plan, self.model, self._rooms, self.applied, self._pace)
+        applied = {name: one for name, one in self.applied.items() if name in self.adapters}
+        return measure(self.plan, self.model, self._rooms, applied, self._pace, self.shelf)
 
     def read_gbps(self) -> float:
         """Bandwidth at which the streamed units come now, in 1e9 bytes a second: each once."""
         self._check_open()
         return self._rooms.read_gbps()
+
+    def save_quantized(self, folder: str | Path, *, progress: Progress | None = None) -> Saved:
+        """Writes the base as it is quantized, without adapters: a checkpoint for transformers too.
+
+        `progress` is called with the name of each file when it is written.
+
+        Raises:
+            FormatFault: TT516, nothing is quantized, or `folder` is there already.
+            TrimtabError: TT105, TT205, TT403, TT514: what it says; nothing is left behind.
+        """
+        self._check_open()
+        with self._gate.passing():
+            weights = Weights(self._modules, self._gate.units, self._rooms)
+            return save(folder, self.plan, weights, progress=progress)
 
     def close(self) -> None:
         """Frees all that the placement holds: weights, slabs, slots, files.
@@ -245,7 +315,10 @@ class Placement:
             self.steps.clear()
             self._shutdown.close()
             allow_merging(self.model)
+            self._switch.let_go()
+            self.shelf.close()
             self.model = None
+            self._modules.clear()
 
     def __enter__(self) -> Placement:
         return self
@@ -258,19 +331,14 @@ class Placement:
     ) -> None:
         self.close()
 
-    def _activate(self, name: Any) -> None:
-        self.model.set_adapter(name)
-        # set_adapter makes the adapter trainable; nothing here trains.
-        self.model.requires_grad_(False)
-
     def _check_open(self) -> None:
         if self._gate.closed:
             raise PlacementFault("TT208", f"the placement of {self.plan.model} is closed")
 
     def _check_adapter(self, name: str) -> None:
         self._check_open()
-        if name not in self.applied:
-            loaded = ", ".join(self.applied) or "none"
+        if name not in self.adapters:
+            loaded = ", ".join(self.adapters) or "none"
             raise AdapterFault("TT311", f"no adapter named {name!r} is loaded; loaded: {loaded}")
 
 
@@ -296,10 +364,11 @@ def place(
         TrimtabError: what it says; nothing is left behind.
     """
     with contextlib.ExitStack() as undo:
-        rooms = Rooms(plan, outline, disk_folder)
-        undo.callback(rooms.close)
-        with Intake(rooms.homes, progress).open():
-            model = load_model(checkpoint, outline, plan, rooms, load_options or {})
+        with reading_ahead(checkpoint, plan):
+            rooms = Rooms(plan, outline, disk_folder)
+            undo.callback(rooms.close)
+            with Intake(rooms.homes, progress).open():
+                model = load_model(checkpoint, outline, plan, rooms, load_options or {})
         gate = Gate(model)
         gate.units.extend(rooms.furnish(model, poison=poison))
         undo.enter_context(settle(model, plan))
@@ -307,7 +376,13 @@ def place(
         for unit in gate.units:
             Wrapped(model.get_submodule(unit.name), functools.partial(gate.through, unit))
         steps = steps_of(plan, model, rooms)
-        Wrapped(model, gate.passing, whole=rooms.device, through=steps)
+        switch = Switch()
+        cap = plan.adapter_memory if rooms.device.type == "cuda" else None
+        shelf = Shelf(switch, rooms.device, cap, steps.forget_adapter)
+        undo.callback(shelf.close)
+
+        around = functools.partial(shelf.serving, gate.passing)
+        Wrapped(model, around, whole=rooms.device, through=steps)
         Wrapped(
             model,
             contextlib.nullcontext,
@@ -316,26 +391,10 @@ def place(
             through=steps.generate,
         )
         source = checkpoint.folder or checkpoint.source
-        placed = Placement(plan, model, rooms, gate, steps, source, undo)
+        placed = Placement(plan, model, rooms, gate, steps, switch, shelf, source, undo)
         for name, header in adapters.items():
             placed.add_adapter(name, header, **(adapter_options or {}).get(name, {}))
         if placed.adapters:
-            placed._activate(placed.adapters[0])
+            switch.choose(placed.adapters[0])
         placed._shutdown = undo.pop_all()
     return placed
-
-
-def steps_of(plan: Plan, model: PreTrainedModel, rooms: Rooms) -> Steps:
-    """The decode steps of a model, captured where its device and its tiers let them be."""
-    assert rooms.ring is not None
-    unable = ""
-    if rooms.device.type != "cuda":
-        unable = "a CPU runs"
-    elif any(unit.rests == "disk" for unit in plan.of_mode(STREAMED)):
-        unable = "streamed layers rest on the disk, which the host must read"
-    elif rooms.pageable:
-        unable = "memory could not be pinned"
-    elif plan.quant == "int8":
-        unable = "int8 products look for outliers on the host"
-    recorder = None if unable else CudaRecorder(rooms.device)
-    return Steps(model, rooms.ring, recorder, unable, plan.context, plan.batch)

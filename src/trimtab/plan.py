@@ -115,7 +115,9 @@ class Plan:
     `transient`, `logits`, `adapters`, `slots`, `context` (the CUDA context), `allocator` (torch's
     own), `bring_in` (room for an idle tower that prompts need). `totals` are bytes per tier,
     everything counted. `fingerprint` names the checkpoint the plan was made for.
-    `storage` is the format of the linears, `dtype` the one that is computed in.
+    `storage` is the format of the linears, `dtype` the one that is computed in. `adapter_memory`
+    are the most bytes of adapters on the device that runs, the others rest in host memory; None:
+    all of them run from where they are.
     """
 
     model: str
@@ -136,6 +138,7 @@ class Plan:
     forecast: Forecast
     notes: tuple[str, ...] = ()
     device_map: Mapping[str, Any] | None = field(default=None)
+    adapter_memory: int | None = None
 
     @property
     def runs(self) -> str:

@@ -40,6 +40,7 @@ def make_plan(
     batch: int = 1,
     modalities: Sequence[str] = ("text",),
     device_map: Mapping[str, Any] | None = None,
+    adapter_memory: int | None = None,
 ) -> Plan:
     """Decides where each unit rests, from facts alone.
 
@@ -54,11 +55,12 @@ def make_plan(
         hardware: bandwidths, for the forecast.
         model: what the user calls the model; kept in the plan.
         fingerprint: the checkpoint's; a plan is carried out on no other.
-        adapters: their bytes are resident.
+        adapters: their bytes are resident, as far as `adapter_memory` lets them be.
         context: tokens of prompt and answer together, in each sequence.
         batch: sequences at a time.
         modalities: of `text`, `image`, `video`, `audio`: what prompts will hold.
         device_map: a Hugging Face map.
+        adapter_memory: the most bytes of adapters on a GPU; the others rest in host memory.
 
     Raises:
         DoesNotFit: TT401, with `parts["shortfall"]` in bytes, `parts["tier"]`, and
@@ -73,7 +75,10 @@ def make_plan(
         True
     """
     _check_modalities(outline, modalities)
-    facts = Facts(outline, budget, hardware, tuple(adapters), context, batch, tuple(modalities))
+    facts = Facts(
+        outline, budget, hardware, tuple(adapters), context, batch, tuple(modalities),
+        adapter_memory,
+    )  # fmt: skip
     notes: tuple[str, ...] = ()
     if device_map is None:
         draft = _best(facts)
@@ -82,6 +87,8 @@ def make_plan(
         draft = price(facts, away)
         if not draft.fits(budget):
             raise does_not_fit(facts, [draft], mapped=True)
+    if adapter_memory is not None and not facts.on_gpu:
+        notes += ("adapter memory: a CPU runs, and its memory is where adapters would rest",)
     mapped = device_map is not None
     units = tuple(_placed(facts, draft, unit, mapped) for unit in outline.units)
     return Plan(
@@ -103,6 +110,7 @@ def make_plan(
         forecast=forecast(outline, units, budget.runs, hardware),
         notes=notes,
         device_map=None if device_map is None else _plain(device_map),
+        adapter_memory=adapter_memory,
     )
 
 

@@ -124,6 +124,9 @@ def _savings(facts: Facts) -> list[str]:
         found.append(("a batch of 1", _saved(facts, dataclasses.replace(facts, batch=1))))
     if facts.adapters:
         found.append(("no adapter", facts.running["adapters"]))
+        one_by_one = dataclasses.replace(facts, adapter_memory=0)
+        size = format_size(one_by_one.adapters_here)
+        found.append((f"an adapter memory of {size}", _saved(facts, one_by_one)))
     told = [f"{name} saves {format_size(size)}" for name, size in found if size > 0]
     return [*told, *_requantized(facts)]
 

@@ -14,8 +14,9 @@ from trimtab.hardware import measured_link_gbps
 from trimtab.plan import LOOKED_UP, STREAMED, Plan
 
 if TYPE_CHECKING:
-    from trimtab.apply import Applied
+    from trimtab.proof import Applied
     from trimtab.rooms import Rooms
+    from trimtab.shelf import Shelf
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class Report:
     many modules it changed and how many tensors of its file are used. `share_of_link` is the
     streamed bytes over what the measured link could have moved in the time of the last answer;
     None while there was none, and on a CPU. `pageable` are bytes that should have been pinned.
+    `adapter_bytes` are those of the adapters on the device that runs now, `adapter_peak` the most
+    that they were, and `resting` names the adapters that rest in host memory.
     """
 
     runs: str
@@ -43,6 +46,9 @@ class Report:
     adapters: Mapping[str, Mapping[str, int]]
     share_of_link: float | None = None
     pageable: int = 0
+    adapter_bytes: int = 0
+    adapter_peak: int = 0
+    resting: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -54,11 +60,13 @@ def measure(
     rooms: Rooms,
     applied: Mapping[str, Applied],
     pace: float | None,
+    shelf: Shelf,
 ) -> Report:
     """The report of an open placement.
 
-    On a GPU the measured bytes of the device are torch's peak since loading began, and the planned
-    ones those without the CUDA context, which torch does not see. On a CPU, and for host memory
+    On a GPU the measured bytes of the device are torch's peak since loading began, less what the
+    process held before, and the planned ones those without the CUDA context, which torch does not
+    see. On a CPU, and for host memory
     and disk, they are the bytes of what lies there now. `pace` is the tokens per second of the
     last answer.
     """
@@ -70,8 +78,10 @@ def measure(
         if unit.mode == LOOKED_UP:
             held = [rooms.tables[name] for name in unit.moving]
             measured[unit.rests] += sum(one.numel() for one in held)
+    measured["cpu"] += shelf.host_bytes
     if rooms.device.type == "cuda":
-        measured[plan.runs] = torch.cuda.max_memory_allocated(rooms.device)
+        peak = torch.cuda.max_memory_allocated(rooms.device)
+        measured[plan.runs] = max(0, peak - rooms.before)
     else:
         measured["cpu"] += live_bytes(model, rooms)
     return Report(
@@ -91,6 +101,9 @@ def measure(
         },
         share_of_link=share_of_link(plan, pace),
         pageable=rooms.pageable,
+        adapter_bytes=shelf.here,
+        adapter_peak=shelf.peak,
+        resting=shelf.resting,
     )
 
 

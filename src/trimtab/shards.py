@@ -1,4 +1,4 @@
-"""Safetensors files copied with some of their tensors replaced, a tensor at a time."""
+"""Safetensors files written a tensor at a time: new ones, and copies with some replaced."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ import json
 import math
 import os
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Final
 
 import torch
 
-from trimtab.headers import Entry, read_header
+from trimtab.headers import DTYPES, Entry, read_header
 
 _CHUNK: Final = 8 << 20
 _ALIGN: Final = 8
 """What safetensors pads its header to."""
+_STORED: Final = {torch_name: stored for stored, torch_name in DTYPES.items()}
 
 
 def read_tensor(path: Path, entry: Entry) -> torch.Tensor:
@@ -62,6 +63,31 @@ def write_copy(
     return total
 
 
+def entry_of(name: str, like: torch.Tensor) -> Entry:
+    """The entry of a tensor in a file to be; where it lies there is not known yet."""
+    stored = _STORED[str(like.dtype).removeprefix("torch.")]
+    return Entry(name, stored, tuple(like.shape), 0, like.numel() * like.element_size())
+
+
+def write_file(
+    target: Path, entries: Iterable[Entry], tensors: Iterator[tuple[str, torch.Tensor]]
+) -> int:
+    """Writes a file of those entries; returns the bytes of its tensors.
+
+    `tensors` come in the order of `entries`, on any device; only the one that is being written is
+    held. `target` is there when it is whole, not before.
+    """
+    sizes = [(one.name, one) for one in entries]
+    with _finished(target) as out:
+        total = _write_header(out, sizes, {"format": "pt"})
+        for wanted, entry in sizes:
+            name, tensor = next(tensors)
+            assert name == wanted, (name, wanted)
+            _write(out, tensor, entry)
+            del tensor  # else it is held while the next one is read
+    return total
+
+
 def _write_header(
     out: IO[bytes], sizes: list[tuple[str, Entry]], metadata: Mapping[str, str]
 ) -> int:
@@ -92,7 +118,9 @@ def _write(out: IO[bytes], tensor: torch.Tensor, entry: Entry) -> None:
     wanted = getattr(torch, entry.dtype)
     assert (tensor.dtype, tuple(tensor.shape)) == (wanted, entry.shape), entry.name
     if tensor.numel():
-        out.write(_bytes_of(tensor.detach().contiguous()))
+        # A part at a time: what is on a GPU has no whole copy in host memory.
+        for part in tensor.detach().contiguous().reshape(-1).split(_CHUNK):
+            out.write(_bytes_of(part.cpu()))
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:

@@ -181,3 +181,29 @@ def test_an_adapter_with_tensors_that_match_nothing(
     assert main(["run", *asked]) == 1
     assert "[TT303]" in capsys.readouterr().err
     run(capsys, *asked, "--allow-unused")
+
+
+def test_the_quantized_base_is_saved(
+    base: Path, lean: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    asked = [str(base), *lean, "--save-quantized", str(out)]
+    assert main(["run", *asked]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith(f"{out}: ")
+    assert said.out.endswith(" of tensors in nf4\n")
+    assert said.err == "wrote model.safetensors\n"
+    assert main(["run", *asked]) == 1
+    assert f"{out} is there already and not empty [TT516]" in capsys.readouterr().err
+
+    # Saved in passing, the answer is the same; and so it is from what was saved.
+    passing = ["run", *asked[:-1], str(tmp_path / "two"), "--prompt", "hello", "--json"]
+    assert main([*passing, "--max-new-tokens", str(TOKENS)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["saved"]["folder"] == str(tmp_path / "two")
+    assert found["saved"]["files"] == ["model.safetensors"]
+    again = run(capsys, out, "--context", 64, "--prompt", "hello")
+    assert again["tokens"] == found["tokens"]
+    assert main(["run", *asked[:-1], str(tmp_path / "three"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["text"], found["tokens"], found["adapter"]) == (None, [], None)

@@ -23,5 +23,6 @@ def measured(report: Report) -> Table:
     if report.pageable:
         table.add_row("not pinned", "", format_size(report.pageable))
     for name, applied in report.adapters.items():
-        table.add_row(f"adapter {name}", "", f"{applied['modules']} modules changed")
+        rests = ", rests in RAM" if name in report.resting else ""
+        table.add_row(f"adapter {name}", "", f"{applied['modules']} modules changed{rests}")
     return table

@@ -75,6 +75,10 @@ class Planning:
     device_map: Annotated[
         Path | None, _option("A Hugging Face device map in JSON, obeyed.", **_FILE)
     ] = None
+    adapter_memory: Annotated[
+        str | None,
+        _option("GPU memory of adapters; the others rest in RAM; default: all stay.", **_SIZE),
+    ] = None
     dtype: Annotated[str, _option("Computed in, as bfloat16; auto: the config's.")] = "auto"
     json: AsJson = False
 
@@ -100,7 +104,10 @@ class Planning:
             MemoryFault: TT402, with the exit code of a wrong usage.
         """
         with as_usage():
-            sizes = {name: parse_size(getattr(self, name)) for name in ("gpu", "cpu", "disk")}
+            sizes = {
+                name: parse_size(getattr(self, name))
+                for name in ("gpu", "cpu", "disk", "adapter_memory")
+            }
         return {
             "model": self.model,
             "adapters": self.adapters(),

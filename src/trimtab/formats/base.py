@@ -59,6 +59,12 @@ class Format(Protocol):
 
     def join(self, parts: dict[str, torch.Tensor], recipe: Any) -> Any: ...
 
+    def stored(self, parts: dict[str, torch.Tensor], recipe: Any) -> dict[str, torch.Tensor]:
+        """The tensors of a checkpoint file; their names there, without the module's.
+
+        Tensors of `parts` may be on `meta`, but for those without a dimension.
+        """
+
     def bind(self, module: Any, parameter: Any, joined: Any) -> None:
         """Makes the weight compute from `joined`."""
 

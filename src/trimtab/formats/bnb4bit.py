@@ -101,6 +101,11 @@ class FourBit:
         )
         return parts["data"], state
 
+    def stored(self, parts: dict[str, torch.Tensor], recipe: Any) -> dict[str, torch.Tensor]:
+        data, state = self.join(parts, recipe)
+        named = state.as_dict(packed=True)
+        return {"weight": data, **{f"weight.{key}": one for key, one in named.items()}}
+
     def bind(self, module: Any, parameter: Any, joined: Any) -> None:
         parameter.data, parameter.quant_state = joined
         module.quant_state = joined[1]

@@ -30,6 +30,12 @@ class Int8:
     def join(self, parts: dict[str, torch.Tensor], recipe: Any) -> Any:
         return parts["CB"], parts["SCB"]
 
+    def stored(self, parts: dict[str, torch.Tensor], recipe: Any) -> dict[str, torch.Tensor]:
+        import torch
+
+        rows = torch.tensor(0, dtype=torch.uint8)  # bitsandbytes' number for rows, one by one
+        return {"weight": parts["CB"], "SCB": parts["SCB"], "weight_format": rows}
+
     def bind(self, module: Any, parameter: Any, joined: Any) -> None:
         module.state.CB, module.state.SCB = joined
         parameter.data = joined[0]

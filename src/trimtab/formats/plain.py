@@ -29,6 +29,9 @@ class Plain:
     def join(self, parts: dict[str, torch.Tensor], recipe: Any) -> Any:
         return parts["data"]
 
+    def stored(self, parts: dict[str, torch.Tensor], recipe: Any) -> dict[str, torch.Tensor]:
+        return {"weight": parts["data"]}
+
     def bind(self, module: Any, parameter: Any, joined: Any) -> None:
         parameter.data = joined
 

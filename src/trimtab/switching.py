@@ -1,0 +1,97 @@
+"""Which adapter is active, changed in time that does not grow with the number of adapters."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from peft import PeftModel
+
+from trimtab import foreign, foreign_peft
+
+
+class Switch:
+    """Chooses among a model's adapters as PEFT's `set_adapter` does, for inference.
+
+    PEFT walks all modules and all weights of all adapters; this remembers the layers. The weights
+    stay frozen. Kinds of adapters for which it is done another way go PEFT's way.
+    """
+
+    def __init__(self) -> None:
+        self.model: PeftModel | None = None
+        self._configs: dict[str, Any] = {}
+        self._layers: list[tuple[Any, str, Any]] = []
+        self._choice: Any = None
+
+    def take_over(self, model: PeftModel) -> None:
+        """From now on the model's `set_adapter` is this one; call it for each adapter.
+
+        All weights are frozen, as `load_onto` leaves them: the next choice need not see to it.
+        """
+        self.model = model
+        vars(model)["set_adapter"] = self.choose
+        active = model.active_adapter
+        if model.active_adapters == [active] and active in model.peft_config:
+            self._choice = ...
+            self.choose(active)
+
+    def let_go(self) -> None:
+        """Undoes `take_over`, and forgets the model."""
+        if self.model is not None:
+            vars(self.model).pop("set_adapter", None)
+        self.model, self._configs, self._layers, self._choice = None, {}, [], None
+
+    def layers(self) -> list[Any]:
+        """PEFT's layers and wrappers; the model is walked only when its adapters have changed."""
+        assert self.model is not None
+        configs = dict(self.model.peft_config)
+        same = configs.keys() == self._configs.keys() and all(
+            config is self._configs[name] for name, config in configs.items()
+        )
+        if not same or any(among.get(name) is not layer for among, name, layer in self._layers):
+            self._layers = foreign.adapter_layers(self.model)
+            self._configs = configs
+        return [layer for _, _, layer in self._layers]
+
+    def choose(self, name: str | list[str], **options: Any) -> None:
+        """Makes an adapter the active one, or several; PEFT's `options` are for training.
+
+        Raises:
+            ValueError: there is none of that name, as PEFT says it.
+        """
+        model = self.model
+        assert model is not None
+        names = [name] if isinstance(name, str) else name
+        chosen = None
+        if len(names) != 1:
+            model.base_model.set_adapter(names)
+        else:
+            if names[0] in model.peft_config and not self._is_prompt(names[0]):
+                chosen = foreign_peft.select_adapter(model, self.layers(), names[0], self._choice)
+            if chosen is None:
+                # Not the instance's own, which is this one.
+                type(model).set_adapter(model, names[0])
+        if chosen is None:
+            # PEFT makes what it activates trainable; nothing here trains.
+            model.requires_grad_(False)
+        self._choice = chosen
+
+    @contextlib.contextmanager
+    def off(self) -> Iterator[None]:
+        """While inside, the model is the base."""
+        model = self.model
+        assert model is not None
+        active = model.active_adapter
+        if active not in model.peft_config or self._is_prompt(active):
+            with model.disable_adapter():
+                yield
+            return
+        with foreign_peft.adapters_off(model, self.layers()):
+            yield
+
+    def _is_prompt(self, name: str) -> bool:
+        """Kinds that PEFT switches by replacing methods or modules."""
+        assert self.model is not None
+        config = self.model.peft_config[name]
+        return bool(config.is_prompt_learning or config.is_adaption_prompt)
