@@ -25,7 +25,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 import shapes
 
 PROMPT = 32
-NEW = 256
 EAGER_NEW = 64
 
 
@@ -73,13 +72,13 @@ def rate(model: Any, count: int, options: Any = dict, times: int = 3) -> tuple[l
     return tokens, best
 
 
-def captured(placed: Any) -> dict[str, Any]:
+def captured(placed: Any, count: int) -> dict[str, Any]:
     from transformers import LogitsProcessorList
 
-    tokens, per_second = rate(placed.model, NEW)
+    tokens, per_second = rate(placed.model, count)
     peak = torch.cuda.max_memory_allocated()
     logits = Logits()
-    again, _ = generate(placed.model, NEW, logits_processor=LogitsProcessorList([logits]))
+    again, _ = generate(placed.model, count, logits_processor=LogitsProcessorList([logits]))
     assert again == tokens
     return {"tokens": tokens, "per_second": per_second, "logits": logits.digest(), "peak": peak}
 
@@ -128,12 +127,14 @@ def map_of(config: dict[str, Any], share: str) -> dict[str, Any] | None:
     return {"": 0, **{f"{prefix}.{i}": "cpu" for i in away}}
 
 
-def run(folder: Path, adapter: Path, share: str, link: float, quant: str) -> dict[str, Any]:
+def run(
+    folder: Path, adapter: Path, share: str, link: float, given: argparse.Namespace
+) -> dict[str, Any]:
     from trimtab.api import load, plan
 
     config = json.loads((folder / "config.json").read_text())
     gpu = share if share.endswith("GiB") else "100GiB"
-    made = plan(folder, {"a": adapter}, quant=quant, gpu=gpu, cpu="60GiB", context=512,
+    made = plan(folder, {"a": adapter}, quant=given.quant, gpu=gpu, cpu="60GiB", context=512,
                 device_map=map_of(config, share))  # fmt: skip
     start = time.perf_counter()
     with load(made) as placed:
@@ -142,10 +143,10 @@ def run(folder: Path, adapter: Path, share: str, link: float, quant: str) -> dic
         result: dict[str, Any] = {"streamed": streamed, "load_s": loaded, "slots": made.slots}
         result["modes"] = {mode: len(made.of_mode(mode)) for mode in
                            ("resident", "streamed", "idle", "looked up")}  # fmt: skip
-        result["captured"] = captured(placed)
+        result["captured"] = captured(placed, given.tokens)
         result["shortened"] = placed.steps.shortened
         with placed.using(None):
-            result["without adapter"] = captured(placed)["per_second"]
+            result["without adapter"] = captured(placed, given.tokens)["per_second"]
         result["steps"] = {"captured": placed.steps.captured, "replayed": placed.steps.replayed,
                            "refusals": dict(placed.steps.refusals)}  # fmt: skip
         result["eager"] = eager(placed)
@@ -172,7 +173,7 @@ def judge(found: dict[str, Any]) -> None:
         print(f"{share:9} eager {one['eager']['per_second']:6.1f} captured "
               f"{one['captured']['per_second']:6.1f} without adapter "
               f"{one['without adapter']:6.1f} tok/s, forecast {one['forecast']:.1f}, share of the "
-              f"floor {one['share']:.3f}, {NEW} tokens and logits equal to the resident's "
+              f"floor {one['share']:.3f}, tokens and logits equal to the resident's "
               f"{one['equal']}, first difference from eager {one['difference']}, shortened "
               f"{one['shortened']} {one['steps']} load {one['load_s']:.1f} s, peak "
               f"{one['peak'] / 2**20:.0f} planned {one['planned'] / 2**20:.0f} MiB",
@@ -187,6 +188,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--model", default="llama")
     parser.add_argument("--quant", default="nf4")
+    parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--shares", default="resident,half,all", help="or a budget, as 4GiB")
     given = parser.parse_args()
     link = measured_link_gbps()
@@ -206,7 +208,7 @@ def main() -> None:
         shapes.write_adapter(config, folder / "lora")
         torch.cuda.empty_cache()
         for share in found["shares"]:
-            found[share] = run(folder / "base", folder / "lora", share, link, given.quant)
+            found[share] = run(folder / "base", folder / "lora", share, link, given)
             torch.cuda.reset_peak_memory_stats()
     judge(found)
     if given.out:

@@ -161,6 +161,25 @@ def test_a_cache_has_a_size_that_requests_share(
     assert captured[0] == captured[2] < captured[3] == captured[6]
 
 
+@pytest.mark.filterwarnings("ignore:Using the model-agnostic default:UserWarning")
+@pytest.mark.parametrize(
+    ("options", "added"), [({}, 20), ({"max_length": 40}, 9), ({"max_new_tokens": 3}, 3)]
+)
+def test_a_length_that_is_not_given_is_transformers_own(
+    streamed: Placement, options: dict[str, Any], added: int
+) -> None:
+    ids = torch.randint(1, 90, (1, 31), generator=torch.Generator().manual_seed(5))
+    given = {"input_ids": ids.to(streamed.device), "do_sample": False, "pad_token_id": 0}
+    given |= {"attention_mask": torch.ones_like(given["input_ids"]), "eos_token_id": None}
+    with streamed.using(None) as model:
+        found = model.generate(**given, **options)
+        base = model.get_base_model()
+        cache = {caches.cache_argument(base): caches.static_cache(base, streamed.plan.context)}
+        assert torch.equal(found, model.generate(**given, **options, **cache))
+    assert found.shape[1] == 31 + added
+    assert streamed.steps._cached == (1, 64)
+
+
 def test_it_samples_streams_and_stops(streamed: Placement) -> None:
     transformers = pytest.importorskip("transformers")
     given = tiny.inputs(tiny.Path(streamed.plan.model), batch=1, device=streamed.device.type)

@@ -180,10 +180,17 @@ class Steps:
         return ""
 
     def _added(self, prompt: int, kwargs: Mapping[str, Any]) -> int:
-        """The most tokens that an answer to a prompt of so many may have."""
-        config = self._config(kwargs)
-        added = given_option(kwargs, config, "max_new_tokens")
-        return added or (given_option(kwargs, config, "max_length") or 20) - prompt
+        """The most tokens that an answer to a prompt of so many may have, in any transformers.
+
+        A length that is not asked for, but the model's or transformers' own, may be added to the
+        prompt's.
+        """
+        added = given_option(kwargs, self._config(kwargs), "max_new_tokens")
+        if added:
+            return int(added)
+        own = self._model.generation_config.max_length or 20
+        length = given_option(kwargs, kwargs.get("generation_config"), "max_length")
+        return int(length) - prompt if length else int(own)
 
     def _config(self, kwargs: Mapping[str, Any]) -> Any:
         return kwargs.get("generation_config") or self._model.generation_config
