@@ -116,7 +116,7 @@ class HostMemory:
     """
 
     def __init__(self, nbytes: int, *, pin: bool) -> None:
-        self._map: mmap.mmap | None = _pages(max(nbytes, 1))
+        self._map: mmap.mmap | None = _pages(max(nbytes, 1), pin)
         self.buffer = torch.frombuffer(self._map, dtype=torch.uint8)[:nbytes]
         self._unpin: Callable[[], Any] | None = None
         if pin and nbytes and _pin(self.buffer):
@@ -139,14 +139,16 @@ class HostMemory:
         self._map = None
 
 
-def _pages(nbytes: int) -> mmap.mmap:
+def _pages(nbytes: int, pin: bool) -> mmap.mmap:
     """Anonymous memory of this process, in large pages where the system has them."""
     if not hasattr(mmap, "MAP_PRIVATE"):
         return mmap.mmap(-1, nbytes)
     pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):
-            pages.madvise(mmap.MADV_HUGEPAGE)
+    # A forked child would share the pages, and the first write move ours away from what is pinned.
+    for advice in ("MADV_HUGEPAGE", *(("MADV_DONTFORK",) if pin else ())):
+        if hasattr(mmap, advice):
+            with contextlib.suppress(OSError):
+                pages.madvise(getattr(mmap, advice))
     return pages
 
 
