@@ -16,7 +16,8 @@ from trimtab.adapters import read_adapter
 from trimtab.api import plan
 from trimtab.checkpoint import open_checkpoint
 from trimtab.outline import Outline, build_outline
-from trimtab.place import Placement, place
+from trimtab.place import place
+from trimtab.placement import Placement
 from trimtab.plan import Plan
 
 AWAY: dict[str, tuple[str, ...]] = {

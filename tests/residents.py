@@ -13,7 +13,7 @@ import tiny
 from trimtab.adapters import read_adapter
 from trimtab.apply import load_onto
 from trimtab.guard import is_guarded
-from trimtab.place import Placement
+from trimtab.placement import Placement
 
 
 def two(folder: Path) -> dict[str, Path]:

@@ -21,7 +21,7 @@ from trimtab.cli import COMMANDS, main
 from trimtab.cli.verdict import tell
 from trimtab.disk import DiskFolder
 from trimtab.errors import TITLES, DoesNotFit
-from trimtab.place import Placement
+from trimtab.placement import Placement
 
 HEAVY = ("torch", "transformers", "peft", "accelerate", "bitsandbytes", "numpy")
 

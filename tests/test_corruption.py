@@ -27,7 +27,7 @@ from trimtab.adapters import read_adapter
 from trimtab.compat import known_fields
 from trimtab.errors import AdapterFault
 from trimtab.fit import fit
-from trimtab.place import Placement
+from trimtab.placement import Placement
 
 FORMATS = ("none", "nf4")
 COUNT = 64

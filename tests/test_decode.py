@@ -15,7 +15,7 @@ from trimtab.api import load
 from trimtab.decode import ActiveAdapters, lora_shortcuts
 from trimtab.fakes import Rerun, TorchProducts
 from trimtab.lora import Shortcuts
-from trimtab.place import Placement
+from trimtab.placement import Placement
 
 COUNT = 24
 

@@ -22,7 +22,7 @@ from trimtab.api import plan
 from trimtab.errors import FormatFault
 from trimtab.guard import is_guarded
 from trimtab.intake import Intake
-from trimtab.place import Placement
+from trimtab.placement import Placement
 
 WEIGHTS = "model.safetensors"
 

@@ -51,7 +51,7 @@ LAYERS = (
         ],
     ),
     ("action", ["shards", "keys", "deltas", "changes", "partial", "saving"]),
-    ("action", ["prompts", "place", "attach"]),
+    ("action", ["prompts", "placement", "place", "attach"]),
     ("entry", ["api", "bench"]),
     ("counsel", ["diagnosis"]),
     ("package", ["__init__"]),

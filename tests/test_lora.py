@@ -15,7 +15,7 @@ from trimtab.decode import lora_shortcuts
 from trimtab.fakes import TorchProducts
 from trimtab.foreign import adapter_layers
 from trimtab.lora import BOUND, Lora, Shortcuts, is_right, plain_lora
-from trimtab.place import Placement
+from trimtab.placement import Placement
 
 
 @pytest.fixture(params=["none", "nf4"])

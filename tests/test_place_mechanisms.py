@@ -22,7 +22,7 @@ from residents import generated, is_parked, logits, logits_of, resident, two
 from trimtab.disk import DiskSlab
 from trimtab.errors import AdapterFault
 from trimtab.merging import Refusal
-from trimtab.place import Placement
+from trimtab.placement import Placement
 from trimtab.store import MemorySlab
 
 devices = pytest.mark.parametrize("device", tiny.DEVICES)

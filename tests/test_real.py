@@ -12,7 +12,7 @@ import torch
 
 import tiny
 from trimtab.api import load, plan
-from trimtab.place import Placement
+from trimtab.placement import Placement
 from trimtab.plan import STREAMED
 
 pytestmark = pytest.mark.real

@@ -17,7 +17,7 @@ from alive import LiveBytes
 from placing import AWAY, placed
 from trimtab import saving
 from trimtab.errors import FormatFault, MemoryFault, PlacementFault
-from trimtab.place import Placement
+from trimtab.placement import Placement
 from trimtab.saving import Weights, save
 
 # transformers says of a quantized model which of its settings a config has, too.

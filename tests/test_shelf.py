@@ -23,7 +23,7 @@ from trimtab.adapted import adapter_state
 from trimtab.adapters import load_tensors, read_adapter
 from trimtab.api import plan
 from trimtab.errors import MemoryFault
-from trimtab.place import Placement
+from trimtab.placement import Placement
 
 NAMES = "abcde"
 

@@ -18,7 +18,7 @@ from residents import generated
 from test_decode import captured
 from trimtab.errors import AdapterFault
 from trimtab.guard import is_guarded
-from trimtab.place import Placement
+from trimtab.placement import Placement
 from trimtab.swapping import Exchange
 
 pytestmark = pytest.mark.filterwarnings(

@@ -19,7 +19,7 @@ from placing import placed
 from residents import logits
 from trimtab.adapters import read_adapter
 from trimtab.apply import load_onto
-from trimtab.place import Placement
+from trimtab.placement import Placement
 from trimtab.switching import Switch
 
 pytestmark = pytest.mark.filterwarnings(

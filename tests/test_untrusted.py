@@ -174,3 +174,12 @@ def test_a_key_is_not_a_path(tmp_path: Path) -> None:
     tensors["base_model.model.../../../etc/passwd.lora_A.weight"] = torch.ones(8, 128)
     save_file(tensors, file)
     refused("TT303", folder)
+
+
+@pytest.mark.parametrize("kind", ["Vera", "LoHa", "HRA", "OFT"])
+def test_a_config_by_which_peft_divides_by_zero(tmp_path: Path, kind: str) -> None:
+    folder, _ = hostile(tmp_path, kind, r=0, oft_block_size=0)
+    header = read_adapter(folder)
+    config = {key: one for key, one in header.config.items() if kind == "OFT" or "oft" not in key}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    refused("TT315", folder)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trimtab.diagnosis.finding import Finding
     from trimtab.errors import TrimtabError
     from trimtab.merge import merge
-    from trimtab.place import Placement
+    from trimtab.placement import Placement
     from trimtab.plan import Plan
 
 __version__ = "0.1.0"
@@ -42,7 +42,7 @@ __all__ = [
 
 _HOMES = {
     "Finding": "trimtab.diagnosis",
-    "Placement": "trimtab.place",
+    "Placement": "trimtab.placement",
     "Plan": "trimtab.plan",
     "TrimtabError": "trimtab.errors",
     "attach": "trimtab.attach",

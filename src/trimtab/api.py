@@ -12,7 +12,7 @@ from trimtab.plan import Plan, PlannedAdapter
 
 if TYPE_CHECKING:
     from trimtab.hardware import Hardware
-    from trimtab.place import Placement
+    from trimtab.placement import Placement
 
 CONTEXT = 4096
 """Tokens that a plan counts when it is not told how many."""

@@ -265,7 +265,7 @@ def peft_refusals(header: AdapterHeader) -> Iterator[None]:
     """Translates what PEFT raises; running out of memory is not PEFT's doing."""
     refusals = (
         ValueError, TypeError, KeyError, AttributeError, RuntimeError, NotImplementedError,
-        IndexError, AssertionError, ImportError,
+        IndexError, AssertionError, ImportError, ArithmeticError, NameError,
     )  # fmt: skip
     try:
         with warnings.catch_warnings():

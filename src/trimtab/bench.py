@@ -12,7 +12,7 @@ import torch
 
 from trimtab.errors import RunningFault
 from trimtab.hardware import measured_link_gbps
-from trimtab.place import Placement
+from trimtab.placement import Placement
 from trimtab.plan import STREAMED
 
 WARM_UP = 8

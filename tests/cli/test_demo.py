@@ -10,7 +10,7 @@ import pytest
 
 import tiny
 from trimtab.cli import demo, main
-from trimtab.place import Placement
+from trimtab.placement import Placement
 
 NEEDS_GEMMA4 = pytest.mark.skipif(not tiny.HAS_GEMMA4, reason="this transformers has no Gemma 4")
 

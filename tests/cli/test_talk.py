@@ -16,7 +16,7 @@ from trimtab.api import load
 from trimtab.cli import chat, main
 from trimtab.cli.answer import Stream
 from trimtab.cli.talk import HELP, Talk
-from trimtab.place import Placement
+from trimtab.placement import Placement
 
 TOKENS = 6
 Chat = Callable[..., tuple[int, str, str]]

@@ -10,7 +10,7 @@ from trimtab.cli import quiet
 from trimtab.errors import RunningFault
 
 if TYPE_CHECKING:
-    from trimtab.place import Placement
+    from trimtab.placement import Placement
 
 LONGEST = 200
 """Tokens of an answer, if nobody says how many."""

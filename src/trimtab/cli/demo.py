@@ -21,7 +21,7 @@ from trimtab.memory import format_size
 from trimtab.plan import STREAMED
 
 if TYPE_CHECKING:
-    from trimtab.place import Placement
+    from trimtab.placement import Placement
     from trimtab.plan import Plan
 
 FOLDER = Path(__file__).parent.parent / "demo"

@@ -14,7 +14,7 @@ from trimtab.cli.result import print_json
 from trimtab.memory import format_size
 
 if TYPE_CHECKING:
-    from trimtab.place import Placement
+    from trimtab.placement import Placement
     from trimtab.saving import Saved
 
 

@@ -13,7 +13,7 @@ from trimtab.cli import quiet
 from trimtab.cli.options import Running
 
 if TYPE_CHECKING:
-    from trimtab.place import Placement
+    from trimtab.placement import Placement
     from trimtab.plan import Plan
 
 

@@ -12,7 +12,7 @@ from trimtab.cli.result import console, print_json
 from trimtab.cli.verdict import tell
 
 if TYPE_CHECKING:
-    from trimtab.place import Placement
+    from trimtab.placement import Placement
 
 HELP = """\
 /adapter NAME   answer with that adapter from now on; base: with none (also /use)
