@@ -223,6 +223,27 @@ def test_what_cannot_be_captured_runs_and_says_why(streamed: Placement, why: str
     assert streamed.steps.captured == 0
 
 
+@pytest.mark.filterwarnings("ignore:Position ids are not supported:UserWarning")
+def test_virtual_tokens_are_not_squeezed_into_a_cache_of_the_prompt_s_size(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode, "SHORTEST", 8)
+    folder = tiny.checkpoint("llama")
+    tuned = tiny.adapter(folder, "PromptTuning", num_virtual_tokens=20)
+    given = {"input_ids": torch.tensor([[3, 5, 7, 9]], device=device), "do_sample": False,
+             "max_new_tokens": 28, "min_new_tokens": 28, "pad_token_id": 0}  # fmt: skip
+    with placed(folder, "none", (), {"p": tuned}, device, poison=False) as placement:
+        expected = placement.model.generate(**given)
+        captured(placement)
+        assert torch.equal(placement.model.generate(**given), expected)
+        assert placement.steps.refusals["the adapter adds tokens to the prompt"] >= 1
+        assert placement.steps.captured == 0
+        # Without it the same model is captured again.
+        with placement.model.disable_adapter():
+            placement.model.get_base_model().generate(**given)
+        assert placement.steps.captured > 0
+
+
 def test_a_cpu_and_a_disk_say_why(device: str) -> None:
     folder = tiny.checkpoint("llama")
     with load(planned(folder, "nf4", ("half",), device=device, tier="disk")) as placement:

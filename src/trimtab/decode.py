@@ -174,6 +174,8 @@ class Steps:
             return "assisted decoding crops the cache"
         if asked("return_dict_in_generate"):
             return "the cache would be handed out"
+        if foreign.prepares_inputs_elsewhere(self._model):
+            return "the adapter adds tokens to the prompt"
         length = given.shape[1] + self._added(given.shape[1], kwargs)
         if length > self._context or given.shape[0] > self._batch:
             return "the prompt and its answer are longer, or more, than planned"

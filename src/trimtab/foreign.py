@@ -375,3 +375,10 @@ def only_adapter(layer: Any, name: str) -> Iterator[None]:
 def has_input_hooks(layer: torch.nn.Module) -> bool:
     """Whether something changes the inputs of the layer: PEFT does, for a mixed batch."""
     return bool(layer._forward_pre_hooks)
+
+
+def prepares_inputs_elsewhere(model: torch.nn.Module) -> bool:
+    """Whether somebody else makes the model's inputs while it generates: PEFT does, to put virtual
+    tokens before them (peft 0.18 to 0.21)."""
+    own = vars(model).get("prepare_inputs_for_generation")
+    return own is not None and getattr(own, "__self__", None) is not model
