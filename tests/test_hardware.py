@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -31,6 +33,15 @@ CARD = Hardware(
 )
 def test_default_budget(hardware: Hardware, asked: dict[str, str], budget: Budget) -> None:
     assert default_budget(hardware, **asked) == budget
+
+
+@pytest.mark.parametrize(
+    ("asked", "disk"), [({}, 100 * GiB), ({"disk": "2GiB"}, 2 * GiB), ({"disk": 0}, 0)]
+)
+def test_a_map_that_names_the_disk_asks_for_it(asked: dict[str, Any], disk: int) -> None:
+    device_map = {"": 0, "model.layers.1": "disk"}
+    assert default_budget(CARD, **asked, device_map=device_map).disk == disk
+    assert default_budget(CARD, device_map={"": 0}).disk == 0
 
 
 @pytest.mark.parametrize("size", ["-1", "abc", "6 potatoes", -1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,6 +39,20 @@ def test_without_a_chat_template_a_text_is_itself(prompts: Prompts) -> None:
     text = prompts.tokenizer.decode(torch.arange(tiny.FIRST_WORD, tiny.FIRST_WORD + 3))
     found = prompts.encode(text, CPU)["input_ids"]
     assert torch.equal(found, prompts.tokenizer(text, return_tensors="pt")["input_ids"])
+
+
+@pytest.mark.parametrize("config", ['{"model_type": "llama"}', "{}"])
+def test_a_folder_without_a_tokenizer_is_said(tmp_path: Path, config: str) -> None:
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(RunningFault) as caught:
+        Prompts(tmp_path).encode("hello", CPU)
+    assert caught.value.code == "TT607"
+    assert caught.value.what == f"{tmp_path} has no tokenizer that can be loaded"
+    assert caught.value.why
+    assert "\n" not in caught.value.why
+    assert caught.value.fix == (
+        "put the tokenizer's files beside its config, or give model.generate input_ids"
+    )
 
 
 def test_images_need_a_processor(prompts: Prompts) -> None:

@@ -43,7 +43,7 @@ def plan(
             what the checkpoint is stored in.
         gpu: bytes of GPU memory, as `6GiB` or a whole number; by default what is free.
         cpu: bytes of RAM; by default 80 % of what is available.
-        disk: bytes on the disk; by default none.
+        disk: bytes on the disk; by default none, or what is free if the map names it.
         context: tokens of prompt and answer together, in each sequence.
         batch: sequences at a time.
         modalities: what prompts will hold: of `text`, `image`, `video`, `audio`.
@@ -71,7 +71,7 @@ def plan(
     from trimtab.planner import make_plan
 
     machine = hardware or Hardware.detect()
-    budget = default_budget(machine, gpu, cpu, disk)
+    budget = default_budget(machine, gpu, cpu, disk, device_map=device_map)
     checkpoint = open_checkpoint(model, need_weights=False)
     outline = build_outline(checkpoint, quant, dtype)
     return make_plan(

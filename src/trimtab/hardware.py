@@ -6,10 +6,10 @@ import functools
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trimtab.memory import Budget, MiB, parse_size
 
@@ -102,6 +102,8 @@ def default_budget(
     gpu: str | int | None = None,
     cpu: str | int | None = None,
     disk: str | int | None = None,
+    *,
+    device_map: Mapping[str, Any] | None = None,
 ) -> Budget:
     """The sizes asked for, and for those that were not: what the machine has free.
 
@@ -110,6 +112,7 @@ def default_budget(
         gpu: bytes on the GPU; by default what is free, less a margin. 0 means: run on the CPU.
         cpu: bytes of RAM; by default 80 % of what is available.
         disk: bytes on the disk; by default none: nothing is written unless it is asked for.
+        device_map: a map that names the disk asks for it, too: what is free.
 
     Raises:
         MemoryFault: TT402, not a size.
@@ -121,11 +124,13 @@ def default_budget(
     wanted, ram, stored = parse_size(gpu), parse_size(cpu), parse_size(disk)
     if wanted is None:
         wanted = max(0, hardware.gpus[0].free - GPU_MARGIN) if hardware.gpus else 0
+    named = isinstance(device_map, Mapping) and "disk" in device_map.values()
+    mapped = hardware.disk_free if named else 0
     return Budget(
         runs="gpu:0" if wanted else "cpu",
         gpu=wanted,
         cpu=int(hardware.ram_available * RAM_SHARE) if ram is None else ram,
-        disk=stored or 0,
+        disk=mapped if stored is None else stored,
     )
 
 

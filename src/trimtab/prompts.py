@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trimtab.errors import RunningFault
+from trimtab.errors import RunningFault, first_line
 
 if TYPE_CHECKING:
     import torch
@@ -25,13 +25,26 @@ class Prompts:
 
     @cached_property
     def processor(self) -> Any:
-        """The checkpoint's processor, or its tokenizer where it has none."""
+        """The checkpoint's processor, or its tokenizer where it has none.
+
+        Raises:
+            RunningFault: TT607, if it has neither.
+        """
         from transformers import AutoProcessor, AutoTokenizer
 
         try:
             return AutoProcessor.from_pretrained(self._source)
         except (OSError, ValueError, ImportError, KeyError):
+            pass
+        try:
             return AutoTokenizer.from_pretrained(self._source)
+        except (OSError, ValueError, ImportError, KeyError) as error:
+            raise RunningFault(
+                "TT607",
+                f"{self._source} has no tokenizer that can be loaded",
+                why=first_line(error),
+                fix="put the tokenizer's files beside its config, or give model.generate input_ids",
+            ) from error
 
     @property
     def tokenizer(self) -> Any:
@@ -43,7 +56,8 @@ class Prompts:
         A text is one user message, where the model has a chat template.
 
         Raises:
-            RunningFault: TT607, if the messages hold more than text and there is no processor.
+            RunningFault: TT607, if there is no tokenizer, or the messages hold more than text and
+                there is no processor.
         """
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]

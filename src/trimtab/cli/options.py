@@ -64,7 +64,10 @@ class Planning:
     ] = Quant.auto
     gpu: Annotated[str | None, _option("GPU memory; default: what is free.", **_SIZE)] = None
     cpu: Annotated[str | None, _option("RAM; default: 80 % of what is free.", **_SIZE)] = None
-    disk: Annotated[str | None, _option("Room on the disk; default: none.", **_SIZE)] = None
+    disk: Annotated[
+        str | None,
+        _option("Room on the disk; default: none, or what is free if the map names it.", **_SIZE),
+    ] = None
     context: Annotated[
         int, _option("Tokens of prompt and answer to plan for.", min=1, show_default=True)
     ] = 4096

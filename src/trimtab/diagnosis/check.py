@@ -128,7 +128,7 @@ def look(
             found += _overreach(device_map, outline)
         if exact and sizes_right:
             machine = hardware or Hardware.detect()
-            budget = default_budget(machine, *sizes)
+            budget = default_budget(machine, *sizes, device_map=device_map)
             asked |= {"hardware": machine, "adapters": planned}
             asked["adapter_memory"] = parse_size(adapter_memory)
             found += _plan(outline, budget, device_map if map_right else None, **asked)
