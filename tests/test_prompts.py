@@ -41,7 +41,11 @@ def test_without_a_chat_template_a_text_is_itself(prompts: Prompts) -> None:
     assert torch.equal(found, prompts.tokenizer(text, return_tensors="pt")["input_ids"])
 
 
-@pytest.mark.parametrize("config", ['{"model_type": "llama"}', "{}"])
+@pytest.mark.parametrize(
+    "config",
+    # Older transformers make a tokenizer without words for a model that they know.
+    [pytest.param('{"model_type": "llama"}', marks=pytest.mark.newest), "{}"],
+)
 def test_a_folder_without_a_tokenizer_is_said(tmp_path: Path, config: str) -> None:
     (tmp_path / "config.json").write_text(config)
     with pytest.raises(RunningFault) as caught:

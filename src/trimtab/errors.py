@@ -162,4 +162,5 @@ class RunningFault(TrimtabError):
 
 def first_line(error: BaseException) -> str:
     """The first line of an exception's message, or its type's name where it has none."""
-    return next(iter(str(error).splitlines()), type(error).__name__)
+    lines = (line.strip() for line in str(error).splitlines())
+    return next((line for line in lines if line), type(error).__name__)
