@@ -4,8 +4,8 @@
 
 A Llama of 16 layers of the 8B shape, NF4, every other layer streamed, LoRAs of rank 16 on all
 linears. One file is loaded under all names: PEFT knows adapters by name only. In
-the end the cap is set to the bytes of four, and all of them are used in turn. `--tiny` is a run of
-the code on any machine; its figures say nothing.
+the end the cap is set to the bytes of four, and all of them are used in turn. `--tiny` runs on any
+machine, with small layers: its bytes say nothing, its host time is what so many modules take.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main() -> None:
     shape: dict[str, Any] = {**shapes.LLAMA_8B, "num_hidden_layers": given.layers}
     if given.tiny:
         shape = {
-            "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4,
+            "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": given.layers,
             "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 256,
             "tie_word_embeddings": False,
         }  # fmt: skip
