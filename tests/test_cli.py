@@ -385,3 +385,16 @@ def test_the_entry_point_is_main() -> None:
         return
     done = subprocess.run([script, "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("trimtab ")
+
+
+def test_the_package_is_a_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "trimtab", "explain", "TT999"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    asked = [sys.executable, "-m", "trimtab", "--version"]
+    found = subprocess.run(asked, capture_output=True, text=True, check=True)
+    assert found.stdout.startswith("trimtab ")

@@ -57,7 +57,7 @@ LAYERS = (
     ("package", ["__init__"]),
     ("entry", ["merge"]),
     ("counsel", ["repro"]),
-    ("surface", ["cli"]),
+    ("surface", ["cli", "__main__"]),
 )
 """From the bottom up. A file imports lower layers, and those of its own that stand before it."""
 
