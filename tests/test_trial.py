@@ -61,6 +61,15 @@ def test_a_quantized_layer_that_was_trained_whole() -> None:
     assert "trained whole" in fault.why
 
 
+@pytest.mark.parametrize("quant", ["none", "nf4"])
+def test_a_kind_that_peft_does_not_mix_is_not_put_down_to_the_format(quant: str) -> None:
+    folder = checkpoint("llama")
+    model, _ = load_onto(reference(folder, quant), read_adapter(adapter(folder)), "a")
+    with pytest.raises(AdapterFault) as caught:
+        load_onto(model, read_adapter(adapter(folder, "LoHa")), "b")
+    assert caught.value.code == "TT315"
+
+
 def test_layers_that_are_not_quantized_are_not_tried() -> None:
     folder = checkpoint("llama")
     path = adapter(folder, "LNTuning", targets=["input_layernorm"])

@@ -43,7 +43,7 @@ def refused_on_quantized(model: nn.Module, decided: Fit) -> Iterator[None]:
         yield
     except AdapterFault as fault:
         other = fault.code not in _BY_QUANTIZATION or isinstance(fault.__cause__, ImportError)
-        if other or not quantized or header.peft_type == "LORA":
+        if other or not quantized or header.peft_type == "LORA" or _mixes(model, header):
             raise
         raise _unfit(header, quantized, fault.why or fault.what) from fault
 
@@ -86,6 +86,12 @@ def brought_in(model: nn.Module, path: str) -> Iterator[None]:
             if isinstance(forward, Wrapped):
                 stack.enter_context(forward.around())
         yield
+
+
+def _mixes(model: nn.Module, header: AdapterHeader) -> bool:
+    """Whether adapters of another kind are there, which PEFT refuses on any base."""
+    configs = getattr(model, "peft_config", {}).values()
+    return any(one.peft_type.value != header.peft_type for one in configs)
 
 
 def _quantized(model: nn.Module) -> set[str]:
