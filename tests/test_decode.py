@@ -144,6 +144,50 @@ def test_streamed_equals_resident_captured_the_same_way(device: str) -> None:
     assert found[0] == found[1] == found[2]
 
 
+class Interrupting:
+    """A recorder whose user presses Ctrl-C: while it captures, or before or after a replay."""
+
+    def __init__(self, inner: Any, at: str) -> None:
+        self._inner, self._at = inner, at
+        self.times = 0
+
+    def _press(self, now: str) -> None:
+        if now == self._at and not self.times:
+            self.times += 1
+            raise KeyboardInterrupt
+
+    def capture(self, work: Any) -> Any:
+        def interrupted() -> Any:
+            out = work()
+            self._press("capture")
+            return out
+
+        out, replay = self._inner.capture(interrupted)
+
+        def pressed() -> None:
+            self._press("before")
+            replay()
+            self._press("after")
+
+        return out, pressed
+
+
+@pytest.mark.parametrize("at", ["capture", "before", "after"])
+def test_after_an_interrupt_no_slot_is_taken_for_what_it_is_not(
+    streamed: Placement, at: str
+) -> None:
+    expected = eagerly(streamed, "a")
+    streamed.steps.recorder = recorder = Interrupting(streamed.steps.recorder, at)
+    with pytest.raises(KeyboardInterrupt):
+        generate(streamed, "a")
+    if at != "after" or streamed.device.type == "cuda":  # the fake has run the ring itself
+        assert set(streamed.steps._ring.held) == {None}
+    for _ in range(2):
+        assert generate(streamed, "a") == expected
+    assert recorder.times == 1
+    assert streamed.steps.replayed > COUNT
+
+
 def test_a_cache_has_a_size_that_requests_share(
     streamed: Placement, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -235,8 +235,13 @@ class WithoutAfter(Ring):
     """Does not wait for the unit before the slot is filled again."""
 
     def _fill(self, slot: Any, index: int) -> None:
-        slot.used = None
-        super()._fill(slot, index)
+        lane: Any = self._lane
+        copy = lane.copy
+        lane.copy = lambda after, work: copy(None, work)
+        try:
+            super()._fill(slot, index)
+        finally:
+            del lane.copy
 
 
 class WithoutMark(Ring):

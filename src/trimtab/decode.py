@@ -288,19 +288,19 @@ class Steps:
         try:
             with self._shortcuts() as self.shortened:
                 output, replay = self.recorder.capture(work)
+            held = self._ring.held
         except Exception as error:
             # Whatever cannot be captured: nothing has run, and the caller runs it eagerly.
             self._unable = f"capturing failed: {first_line(error)}"
             self.refusals[self._unable] += 1
             self.recorder = None
+            return None
+        finally:
+            # Nothing was computed: what the host counted on the way is counted with the replay.
             self._ring.lose()
             caches.set_window_lengths(self.cache, lengths)
-            return None
-        held = self._ring.held
         if self.shortcuts is not None and self.shortcuts.fault:
             self.refusals[f"LoRA in two kernels: {self.shortcuts.fault}"] = 1
-        # Nothing was computed: what the host counted on the way is counted with the replay.
-        caches.set_window_lengths(self.cache, lengths)
         self.captured += 1
         return Step(inputs, output, replay, held, self._adapters.configs)
 
@@ -314,6 +314,8 @@ class Steps:
             target.copy_(source)
         lengths = [one + 1 for one in caches.window_lengths(self.cache)]
         self._ring.fence()
+        # What an interrupt leaves, wherever it comes: slots of which nothing is known.
+        self._ring.lose()
         step.replay()
         self._ring.turned(step.held)
         caches.set_window_lengths(self.cache, lengths)

@@ -13,7 +13,10 @@ from trimtab.store import Slab
 
 
 class Slot:
-    """One buffer of the ring: the slab it holds, the copy that fills it, its last use."""
+    """One buffer of the ring: the slab it holds, the copy that fills it, its last use.
+
+    A use that is not known (None) is whatever the computation has been given so far.
+    """
 
     def __init__(self, nbytes: int, device: torch.device) -> None:
         # Made inside an inference_mode block it could not be written to outside.
@@ -131,7 +134,7 @@ class Ring:
     def lose(self) -> None:
         """Nothing is known of the slots: what was meant to fill them was not run."""
         for slot in self.slots:
-            slot.busy, slot.holds, slot.ticket, slot.used = False, None, None, self._lane.mark()
+            slot.busy, slot.holds, slot.ticket, slot.used = False, None, None, None
 
     def close(self) -> None:
         self._lane.close()
@@ -163,5 +166,6 @@ class Ring:
     def _fill(self, slot: Slot, index: int) -> None:
         slab = self._slabs[index]
         slot.holds = None
-        slot.ticket = self._lane.copy(slot.used, lambda: slab.fetch(slot.buffer))
+        after = self._lane.mark() if slot.used is None else slot.used
+        slot.ticket = self._lane.copy(after, lambda: slab.fetch(slot.buffer))
         slot.holds = index
