@@ -10,9 +10,9 @@ import torch
 
 import tiny
 from placing import placed, planned
-from trimtab import caches, decode, foreign
+from trimtab import caches, decode
 from trimtab.api import load
-from trimtab.decode import ActiveAdapters, lora_shortcuts
+from trimtab.decode import lora_shortcuts
 from trimtab.fakes import Rerun, TorchProducts
 from trimtab.lora import Shortcuts
 from trimtab.placement import Placement
@@ -306,38 +306,6 @@ def test_closing_lets_go_of_the_steps(streamed: Placement) -> None:
     generate(streamed, "a")
     streamed.close()
     assert streamed.steps.cache is None
-
-
-def test_the_model_is_walked_when_its_adapters_change_and_not_for_each_token(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    folder = tiny.checkpoint("llama")
-    walks: list[object] = []
-    walk = foreign.adapter_layers
-    with placed(folder, adapters={"a": tiny.adapter(folder)}) as placement:
-        base_model = placement.model.get_base_model()
-
-        def counted(model: Any) -> Any:
-            if model is base_model:  # others walk the whole of PEFT's model
-                walks.append(model)
-            return walk(model)
-
-        monkeypatch.setattr(foreign, "adapter_layers", counted)
-        active = ActiveAdapters(base_model)
-        one = active.state()
-        with placement.using(None):
-            base = active.state()
-        assert active.state() == one != base
-        assert len(walks) == 1
-        placement.add_adapter("b", tiny.adapter(folder, seed=7))
-        two = active.state()
-        with placement.using("b"):
-            assert active.state() not in (one, two, base)
-        assert len(walks) == 2
-        # PEFT's own way, past the placement: the layers are gone, the configs may stay.
-        placement.model.unload()
-        assert len(active.state()) < len(two)
-        assert len(walks) == 3
 
 
 def test_a_mixed_batch_runs_and_says_why_it_is_not_captured(device: str) -> None:

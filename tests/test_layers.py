@@ -38,6 +38,7 @@ LAYERS = (
             "lora",
             "lora_kernels",
             "replay",
+            "activity",
             "decode",
             "adapted",
             "trial",

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trimtab import caches, foreign
+from trimtab.activity import ActiveAdapters, applies
 from trimtab.errors import first_line
 from trimtab.lora import Shortcuts
 from trimtab.plan import STREAMED, Plan
@@ -58,36 +59,6 @@ class Step:
     held: tuple[int | None, ...]
     configs: list[Any]
     """Those of the adapters: while they are held, no other has their identity."""
-
-
-class ActiveAdapters:
-    """Which adapters a model applies, asked for each token: its modules are walked only when PEFT's
-    layers have changed.
-
-    An adapter is told by its config's identity: one of the same name, loaded later, is another.
-    """
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        self._model = model
-        self._layers: list[tuple[Mapping[str, Any], str, Any]] = []
-        self._told: tuple[tuple[str, int], ...] = ()
-        self.configs: list[Any] = []
-        """While they are held, no other config has their identity."""
-
-    def state(self) -> tuple[Any, ...]:
-        """Equal for two calls that compute the same."""
-        configs = getattr(self._model, "peft_config", {})
-        told = tuple(sorted((name, id(config)) for name, config in configs.items()))
-        moved = any(among.get(name) is not layer for among, name, layer in self._layers)
-        if told != self._told or moved:
-            self._layers = foreign.adapter_layers(self._model)
-            self._told, self.configs = told, list(configs.values())
-        ids = dict(told)  # of those that are applied: others may come and go
-        return tuple(foreign.applied_adapters(layer, ids) for _, _, layer in self._layers)
-
-    def layers(self) -> list[Any]:
-        """PEFT's layers, as `state` last found them."""
-        return [layer for _, _, layer in self._layers]
 
 
 class Steps:
@@ -144,7 +115,7 @@ class Steps:
             return own(*args, **kwargs)
         try:
             given = args[0] if args else kwargs["input_ids"]
-            length = given.shape[1] + self._added(given.shape[1], kwargs)
+            length = self._tokens(given.shape[1], kwargs)
             kwargs[self._argument] = self._fresh_cache(given.shape[0], length)
             if self._own_loop(kwargs):
                 streamer = kwargs.get("streamer")
@@ -176,23 +147,22 @@ class Steps:
             return "the cache would be handed out"
         if foreign.prepares_inputs_elsewhere(self._model):
             return "the adapter adds tokens to the prompt"
-        length = given.shape[1] + self._added(given.shape[1], kwargs)
+        length = self._tokens(given.shape[1], kwargs)
         if length > self._context or given.shape[0] > self._batch:
             return "the prompt and its answer are longer, or more, than planned"
         return ""
 
-    def _added(self, prompt: int, kwargs: Mapping[str, Any]) -> int:
-        """The most tokens that an answer to a prompt of so many may have, in any transformers.
+    def _tokens(self, prompt: int, kwargs: Mapping[str, Any]) -> int:
+        """The most tokens that a prompt of so many and its answer may have, in any transformers.
 
         A length that is not asked for, but the model's or transformers' own, may be added to the
         prompt's.
         """
         added = given_option(kwargs, self._config(kwargs), "max_new_tokens")
-        if added:
-            return int(added)
-        own = self._model.generation_config.max_length or 20
         length = given_option(kwargs, kwargs.get("generation_config"), "max_length")
-        return int(length) - prompt if length else int(own)
+        if length and not added:
+            return int(length)
+        return prompt + int(added or self._model.generation_config.max_length or 20)
 
     def _config(self, kwargs: Mapping[str, Any]) -> Any:
         return kwargs.get("generation_config") or self._model.generation_config
@@ -337,11 +307,6 @@ class Steps:
 def given_option(kwargs: Mapping[str, Any], config: Any, name: str) -> Any:
     """An option of `generate`: as it was given, else as the generation config has it."""
     return kwargs[name] if kwargs.get(name) is not None else getattr(config, name, None)
-
-
-def applies(state: tuple[Any, ...], name: str) -> bool:
-    """Whether a state of `ActiveAdapters` applies the adapter in any of its layers."""
-    return any(repr(name) in repr(one[1:]) for one in state)
 
 
 def lora_shortcuts(device: torch.device) -> Shortcuts | None:

@@ -8,7 +8,8 @@ from typing import Any
 
 from peft import PeftModel
 
-from trimtab import foreign, foreign_peft
+from trimtab import foreign_peft
+from trimtab.activity import AdapterLayers
 
 
 class Switch:
@@ -20,8 +21,7 @@ class Switch:
 
     def __init__(self) -> None:
         self.model: PeftModel | None = None
-        self._configs: dict[str, Any] = {}
-        self._layers: list[tuple[Any, str, Any]] = []
+        self._known: AdapterLayers | None = None
         self._choice: Any = None
 
     def take_over(self, model: PeftModel) -> None:
@@ -29,7 +29,8 @@ class Switch:
 
         All weights are frozen, as `load_onto` leaves them: the next choice need not see to it.
         """
-        self.model = model
+        if model is not self.model:
+            self.model, self._known = model, AdapterLayers(model)
         vars(model)["set_adapter"] = self.choose
         active = model.active_adapter
         if model.active_adapters == [active] and active in model.peft_config:
@@ -40,19 +41,12 @@ class Switch:
         """Undoes `take_over`, and forgets the model."""
         if self.model is not None:
             vars(self.model).pop("set_adapter", None)
-        self.model, self._configs, self._layers, self._choice = None, {}, [], None
+        self.model, self._known, self._choice = None, None, None
 
     def layers(self) -> list[Any]:
         """PEFT's layers and wrappers; the model is walked only when its adapters have changed."""
-        assert self.model is not None
-        configs = dict(self.model.peft_config)
-        same = configs.keys() == self._configs.keys() and all(
-            config is self._configs[name] for name, config in configs.items()
-        )
-        if not same or any(among.get(name) is not layer for among, name, layer in self._layers):
-            self._layers = foreign.adapter_layers(self.model)
-            self._configs = configs
-        return [layer for _, _, layer in self._layers]
+        assert self._known is not None
+        return self._known.now()
 
     def choose(self, name: str | list[str], **options: Any) -> None:
         """Makes an adapter the active one, or several; PEFT's `options` are for training.
