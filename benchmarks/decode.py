@@ -199,6 +199,7 @@ def main() -> None:
     }
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
+        start = time.perf_counter()
         if given.model == "llama":
             shape = {**shapes.LLAMA_8B, "num_hidden_layers": given.layers}
             config = shapes.llama_config(**shape)
@@ -207,8 +208,12 @@ def main() -> None:
         shapes.write_checkpoint(config, folder / "base", device="cuda")
         shapes.write_adapter(config, folder / "lora")
         torch.cuda.empty_cache()
+        print(f"checkpoint written in {time.perf_counter() - start:.1f} s", flush=True)
         for share in found["shares"]:
+            start = time.perf_counter()
             found[share] = run(folder / "base", folder / "lora", share, link, given)
+            print(share, f"{time.perf_counter() - start:.1f} s", found[share]["modes"],
+                  f"load {found[share]['load_s']:.1f} s", flush=True)  # fmt: skip
             torch.cuda.reset_peak_memory_stats()
     judge(found)
     if given.out:

@@ -57,6 +57,41 @@ def test_slots_for_all_units_fetch_each_once_for_good(units: int) -> None:
     assert [one.fetches for one in made] == [1] * units
 
 
+@pytest.mark.parametrize(("units", "slots"), [(5, 3), (6, 3), (7, 4)])
+def test_a_recorded_token_ends_with_a_slot_that_the_next_one_fills_first(
+    units: int, slots: int
+) -> None:
+    log: list[object] = []
+    made = slabs(units, log)
+    ring = Ring(made, slots, CPU)
+    run(ring, made, range(units))
+    assert sorted(ring.held, key=str) == list(range(slots))
+    # The one that is needed last, and only once.
+    assert ring.ready() == ring.ready()
+    assert {one for one in ring.held if one is not None} == set(range(slots - 1))
+    for _ in range(3):
+        log.clear()
+        with ring.recorded():
+            assert log == [slots - 1]
+            run(ring, made, range(units))
+        assert log == [(slots - 1 + n) % units for n in range(units)]
+        assert ring.ready() == ring.held
+        assert {one for one in ring.held if one is not None} == set(range(slots - 1))
+    run(ring, made, [*range(units), 2, 0])
+
+
+@pytest.mark.parametrize(("units", "slots"), [(5, 2), (3, 3), (4, 1)])
+def test_it_leaves_none_where_it_has_few_or_enough(units: int, slots: int) -> None:
+    log: list[object] = []
+    made = slabs(units, log)
+    ring = Ring(made, slots, CPU)
+    for _ in range(3):
+        with ring.recorded():
+            run(ring, made, range(units))
+        assert None not in ring.ready()
+    assert len(log) == (units if slots == units else 3 * units + slots)
+
+
 def test_out_of_order_skipped_and_repeated_units_have_their_bytes() -> None:
     made = slabs(7)
     run(Ring(made, 3, CPU), made, [0, 1, 2, 1, 4, 0, 6, 6, 6, 5, 3, 0, 2, 2])

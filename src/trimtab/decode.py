@@ -207,13 +207,13 @@ class Steps:
             state,
             caches.full_windows(self.cache),
         )
-        key = (kind, self._ring.held)
+        if kind not in self._met:
+            # It warms up what the first use of a kernel allocates, which no graph may.
+            self._met.add(kind)
+            return own(*args, **kwargs)
+        key = (kind, self._ring.ready())
         step = self._steps.get(key)
         if step is None:
-            if kind not in self._met:
-                # It warms up what the first use of a kernel allocates, which no graph may.
-                self._met.add(kind)
-                return own(*args, **kwargs)
             step = self._capture(own, kwargs, leaves)
             if step is None:
                 return own(*args, **kwargs)
@@ -250,10 +250,8 @@ class Steps:
         self._ring.fence()
 
         def work() -> Any:
-            self._ring.fork()
-            out = own(**given)
-            self._ring.fence()
-            return out
+            with self._ring.recorded():
+                return own(**given)
 
         try:
             with self._shortcuts() as self.shortened:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeGuard
 
@@ -18,18 +19,26 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """CUDA graphs that share one pool of memory."""
+    """CUDA graphs that share one pool of memory, as long as one of them lives."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._pool: Any = None
+        # torch's own for captures is of the first device that captured, for the whole process.
+        self._stream = torch.cuda.Stream(device)
+        self._graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
 
     def capture(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self._device)
-        with torch.cuda.graph(graph, pool=self._pool):
+        # torch refuses the pool of graphs that are all gone.
+        pool = next((one.pool() for one in self._graphs), None)
+        # And it stays on the capturing stream where a capture fails.
+        with (
+            torch.cuda.stream(torch.cuda.current_stream(self._device)),
+            torch.cuda.graph(graph, pool=pool, stream=self._stream),
+        ):
             out = work()
-        self._pool = graph.pool()
+        self._graphs.add(graph)
         return out, graph.replay
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -56,6 +57,7 @@ class Ring:
         reads = any(slab.tier == "disk" for slab in slabs)
         self._lane = lane if lane is not None else lane_for(device, reads=reads)
         self._poison = poison
+        self._recording = False
         size = max((slab.layout.nbytes for slab in slabs), default=0)
         count = min(slots, len(slabs)) if not poison else slots
         self.slots = [Slot(size, device) for _ in range(count if slabs else 0)]
@@ -100,7 +102,9 @@ class Ring:
             slot.buffer.fill_(0xFF)
         slot.used = self._lane.mark()
         slot.busy = False
-        if index is not None:
+        if self._recording and self._leaves_one and index == len(self._slabs) - 1:
+            slot.holds = None
+        elif index is not None:
             self._ahead(index)
 
     def forget(self, index: int) -> None:
@@ -114,22 +118,52 @@ class Ring:
         """What each slot holds."""
         return tuple(slot.holds for slot in self.slots)
 
+    @property
+    def _leaves_one(self) -> bool:
+        """Whether a recorded token leaves a slot that the next one fills when it begins.
+
+        No copy may be under way when a recording ends: with every slot full the link would stand
+        still from there until the first unit of the next token has run.
+        """
+        return 2 < len(self.slots) < len(self._slabs)
+
+    @contextlib.contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Around a token that is recorded: no copy of it starts earlier or ends later."""
+        self._fork()
+        self._recording = True
+        try:
+            if self._leaves_one:
+                self._ahead(len(self._slabs) - 1)
+            yield
+            self.fence()
+        finally:
+            self._recording = False
+
+    def ready(self) -> tuple[int | None, ...]:
+        """What each slot holds, as a recorded token would leave it."""
+        free = [slot for slot in self.slots if not slot.busy]
+        if self._leaves_one and free and all(slot.holds is not None for slot in free):
+            last = len(self._slabs) - 1
+            max(free, key=lambda slot: self._distance(slot.holds, last)).holds = None
+        return self.held
+
     def fence(self) -> None:
         """The computation waits for every copy that is under way."""
         for slot in self.slots:
             self._lane.wait(slot.ticket)
             slot.ticket = None
 
-    def fork(self) -> None:
-        """Copies from here on start after the computation's present position, none before it."""
-        for slot in self.slots:
-            slot.used = self._lane.mark()
-
     def turned(self, held: Sequence[int | None]) -> None:
         """The computation, as it was recorded, has run the ring: each slot holds this now."""
         for slot, index in zip(self.slots, held, strict=True):
             slot.holds = index
-        self.fork()
+        self._fork()
+
+    def _fork(self) -> None:
+        """Copies from here on start after the computation's present position, none before it."""
+        for slot in self.slots:
+            slot.used = self._lane.mark()
 
     def lose(self) -> None:
         """Nothing is known of the slots: what was meant to fill them was not run."""
