@@ -180,8 +180,9 @@ class ParkedUnit:
                 self._park()
             self._touched = True
             self._joined, self._claim = self._carrier.take()
-            for weight in self.weights:
-                weight.bind(self._joined[weight.name])
+            with torch._C.DisableTorchFunctionSubclass():
+                for weight in self.weights:
+                    weight.bind(self._joined[weight.name])
 
     def leave(self) -> None:
         # An interrupt may have come before `enter` counted.
@@ -201,11 +202,12 @@ class ParkedUnit:
 
     def _park(self) -> None:
         fault: RunningFault | None = None
-        for weight in self.weights:
-            try:
-                weight.park(self._joined.get(weight.name))
-            except RunningFault as error:
-                fault = fault or error
+        with torch._C.DisableTorchFunctionSubclass():
+            for weight in self.weights:
+                try:
+                    weight.park(self._joined.get(weight.name))
+                except RunningFault as error:
+                    fault = fault or error
         claim, self._joined, self._claim = self._claim, {}, None
         if claim is None:
             self._carrier.forget()

@@ -107,12 +107,13 @@ class FourBit:
         return {"weight": data, **{f"weight.{key}": one for key, one in named.items()}}
 
     def bind(self, module: Any, parameter: Any, joined: Any) -> None:
-        parameter.data, parameter.quant_state = joined
-        module.quant_state = joined[1]
+        # Into their dicts: a module's own way looks for tensors, for each weight of each forward.
+        parameter.data, state = joined
+        parameter.__dict__["quant_state"] = module.__dict__["quant_state"] = state
 
     def release(self, module: Any, parameter: Any, bare: torch.Tensor, guards: Guards) -> None:
         parameter.data = bare
-        parameter.__dict__["quant_state"] = module.quant_state = None
+        parameter.__dict__["quant_state"] = module.__dict__["quant_state"] = None
 
 
 FOUR_BIT = tuple(FourBit(kind, nested) for kind in ("nf4", "fp4") for nested in (False, True))
