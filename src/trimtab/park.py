@@ -112,8 +112,10 @@ class ParkedWeight:
         self._check_owners(None)
         if type(self.parameter) is not self._guard:
             raise self._replaced()
-        self.parameter.__class__ = self._plain
+        # bitsandbytes' classes look at each read and write of .data; this one does not.
+        self.parameter.__class__ = torch.nn.Parameter
         self.storage.bind(self.owners[0][0], self.parameter, joined)
+        self.parameter.__class__ = self._plain
 
     def park(self, joined: Any = None) -> None:
         """The weight is a stand-in again; a copy of it that took its place is put back out."""
@@ -128,8 +130,8 @@ class ParkedWeight:
 
     def settle(self) -> None:
         """Makes the parameter a guarded stand-in, whatever it is now."""
-        # Releasing needs the plain class: under the guard, .data may not be set.
-        self.parameter.__class__ = self._plain
+        # Under the guard, .data may not be set.
+        self.parameter.__class__ = torch.nn.Parameter
         self.storage.release(self.owners[0][0], self.parameter, self._bare, self._guards)
         self.parameter.__class__ = self._guard
 
@@ -180,9 +182,8 @@ class ParkedUnit:
                 self._park()
             self._touched = True
             self._joined, self._claim = self._carrier.take()
-            with torch._C.DisableTorchFunctionSubclass():
-                for weight in self.weights:
-                    weight.bind(self._joined[weight.name])
+            for weight in self.weights:
+                weight.bind(self._joined[weight.name])
 
     def leave(self) -> None:
         # An interrupt may have come before `enter` counted.
@@ -202,12 +203,11 @@ class ParkedUnit:
 
     def _park(self) -> None:
         fault: RunningFault | None = None
-        with torch._C.DisableTorchFunctionSubclass():
-            for weight in self.weights:
-                try:
-                    weight.park(self._joined.get(weight.name))
-                except RunningFault as error:
-                    fault = fault or error
+        for weight in self.weights:
+            try:
+                weight.park(self._joined.get(weight.name))
+            except RunningFault as error:
+                fault = fault or error
         claim, self._joined, self._claim = self._claim, {}, None
         if claim is None:
             self._carrier.forget()
