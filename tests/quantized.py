@@ -33,11 +33,17 @@ class Made:
             return self.module(self.inputs)  # type: ignore[no-any-return]
 
 
-def make(name: str, shape: tuple[int, int], device: str, seed: int = 0) -> Made:
+def make(
+    name: str,
+    shape: tuple[int, int],
+    device: str,
+    seed: int = 0,
+    dtype: torch.dtype | None = None,
+) -> Made:
     """A layer of that format with random weights, quantized by bitsandbytes itself."""
     generator = torch.Generator().manual_seed(seed)
     rows, columns = shape
-    dtype = torch.float16 if name == "int8" else torch.bfloat16
+    dtype = dtype or (torch.float16 if name == "int8" else torch.bfloat16)
     weight = (torch.randn(shape, generator=generator) * columns**-0.5).to(dtype)
     bias = torch.randn(rows, generator=generator).to(dtype).to(device)
     module: Any

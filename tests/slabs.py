@@ -1,24 +1,31 @@
-"""A layout of one weight of three formats, and what may lie in a slab of it."""
+"""A layout of one weight of each kind of format, and what may lie in a slab of it."""
 
 from __future__ import annotations
 
 import torch
 
 from trimtab.plan import WeightSpec
+from trimtab.rooms import widen
 from trimtab.store import Slab, SlabLayout
 
 WEIGHTS = (
     WeightSpec("a.weight", (3, 7), "bfloat16"),
     WeightSpec("b.weight", (64, 130), "bfloat16", "nf4-dq"),
     WeightSpec("c.weight", (5, 64), "float16", "int8"),
+    WeightSpec("d.weight", (6, 130), "bfloat16", "nf4", "bfloat16"),
+    WeightSpec("e.weight", (64, 65), "bfloat16", "fp4", "bfloat16"),
 )
 LAYOUT = SlabLayout.of(WEIGHTS)
 
 
 def contents(seed: int = 0) -> dict[str, dict[str, torch.Tensor]]:
-    """Random bits for every tensor of the layout, NaN and all."""
+    """Random bits for every tensor of the layout, NaN and all; numbers for what is widened."""
     generator = torch.Generator().manual_seed(seed)
-    flat = torch.randint(0, 256, (LAYOUT.nbytes,), dtype=torch.uint8, generator=generator)
+    flat = torch.randint(0, 256, (LAYOUT.room,), dtype=torch.uint8, generator=generator)
+    widened = LAYOUT.widening(flat)
+    assert widened is not None
+    numbers = torch.randn(widened[1].shape, generator=generator)
+    widened[0].copy_(numbers.to(widened[1].dtype))
     return {
         weight: {key: one.clone() for key, one in parts.items()}
         for weight, parts in LAYOUT.views(flat).items()
@@ -29,6 +36,12 @@ def fill(slab: Slab, given: dict[str, dict[str, torch.Tensor]], device: str = "c
     for weight, parts in given.items():
         for key, one in parts.items():
             slab.put(weight, key, one.to(device))
+
+
+def bring(buffer: torch.Tensor) -> torch.Tensor:
+    """What a carrier does with a slab that was fetched."""
+    widen(LAYOUT.widening(buffer))
+    return buffer
 
 
 def bits(tensor: torch.Tensor) -> bytes:

@@ -12,7 +12,15 @@ import torch
 import tiny
 from quantized import Made, make
 from trimtab.errors import FormatFault
-from trimtab.formats import ALIGNMENT, DTYPE_BYTES, FORMATS, by_name, moving_bytes
+from trimtab.formats import (
+    ALIGNMENT,
+    DTYPE_BYTES,
+    FORMATS,
+    by_name,
+    moving_bytes,
+    resident_bytes,
+    widened_bytes,
+)
 from trimtab.guard import stand_in
 
 FOUR_BIT = ("nf4", "nf4-dq", "fp4", "fp4-dq")
@@ -85,6 +93,37 @@ def test_the_layout_is_what_the_library_makes(
     ]
     aligned = sum(-(-one.nbytes // ALIGNMENT) * ALIGNMENT for one in parts.values())
     assert moving_bytes(name, shape, dtype) == aligned
+
+
+@devices
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["nf4", "fp4"])
+def test_scales_have_no_more_digits_than_the_weights_had(
+    name: str, dtype: torch.dtype, shape: tuple[int, int], device: str
+) -> None:
+    parts, _ = split(make(name, shape, device, dtype=dtype), name)
+    packed, scales = FORMATS[name].layout(shape, "float32", str(dtype).removeprefix("torch."))
+    assert (packed.rests, scales.rests) == ("", str(dtype).removeprefix("torch."))
+    assert scales.dtype == "float32"
+    assert 2 * scales.resting_bytes == scales.nbytes == parts["absmax"].nbytes
+    short = parts["absmax"].to(dtype)
+    assert torch.equal(short.float(), parts["absmax"])
+    assert moving_bytes(name, shape, "float32", scales.rests) < resident_bytes(
+        name, shape, "float32"
+    ) or (parts["absmax"].nbytes <= ALIGNMENT)
+    assert widened_bytes(name, shape, "float32", scales.rests) >= scales.nbytes
+    assert widened_bytes(name, shape, "float32") == 0
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("known", [None, "float32", "bfloat16", "int4"])
+def test_only_scales_of_16_bit_weights_rest_in_a_smaller_dtype(
+    name: str, known: str | None
+) -> None:
+    layout = FORMATS[name].layout((64, 128), "bfloat16", known)
+    short = [part.key for part in layout if part.rests]
+    assert short == (["absmax"] if known == "bfloat16" and name in ("nf4", "fp4") else [])
 
 
 @devices

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -219,7 +220,12 @@ def test_without_a_dtype_anywhere_it_is_bfloat16(tmp_path: Path) -> None:
 def test_a_checkpoint_that_is_quantized_already(tmp_path: Path, quant: str) -> None:
     asked = tiny.quantization_config(quant).to_dict()
     stored = configured(tmp_path, {"quantization_config": asked})
-    assert build_outline(stored).units == outline("llama", quant).units
+    weights = [
+        dataclasses.replace(one, quantized_from=None) for one in outline("llama", quant).weights
+    ]
+    assert list(build_outline(stored).weights) == weights
+    saved = configured(tmp_path, {"quantization_config": {**asked, "quantized_from": "bfloat16"}})
+    assert build_outline(saved).units == outline("llama", quant).units
     assert build_outline(stored).quant == quant
     with pytest.raises(FormatFault) as caught:
         build_outline(stored, "fp4")

@@ -91,6 +91,27 @@ def test_an_untied_table_is_looked_up(device: str) -> None:
     check("llama", "nf4", "table", "lora", device)
 
 
+@pytest.mark.parametrize("device", tiny.DEVICES)
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16])
+@pytest.mark.parametrize("quant", ["nf4", "fp4"])
+def test_scales_rest_as_short_as_the_weights_they_come_from(
+    quant: str, stored: torch.dtype, device: str
+) -> None:
+    """Also where the checkpoint has more digits than are computed in."""
+    folder = tiny.checkpoint("llama", dtype=stored)
+    given = tiny.inputs(folder, device=device)
+    for dtype in ("bfloat16", "float16", "float32"):
+        with placed(folder, quant, AWAY["all"], device=device, dtype=dtype) as placement:
+            unit = placement.plan.of_mode("streamed")[0]
+            slab = placement._rooms.slabs[unit.name]
+            assert slab.layout.nbytes == unit.moving_bytes
+            assert slab.layout.room <= placement.plan.slot_bytes
+            assert (slab.layout.short is None) == (dtype == "float32")
+            found = tiny.logits(placement.model, given)
+        with placed(folder, quant, (), device=device, dtype=dtype) as resident:
+            assert torch.equal(tiny.logits(resident.model, given), found)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("quant", QUANTS)
 def test_the_disk_streams_to_a_gpu(quant: str) -> None:

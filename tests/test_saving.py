@@ -71,8 +71,9 @@ def test_both_load_what_was_saved(name: str, quant: str, device: str, tmp_path: 
     model = stock(out, device=device)
     assert torch.equal(tiny.logits(model, given), logits)
     assert torch.equal(tiny.tokens(model, given), tokens)
-    with placed(out, "auto", AWAY["half"], device=device) as second:
+    with placed(out, "auto", AWAY["all"], device=device) as second:
         assert second.plan.quant == quant
+        assert second.plan.units == first.plan.units
         assert torch.equal(tiny.logits(second.model, given), logits)
         assert torch.equal(tiny.tokens(second.model, given), tokens)
     assert not out.with_name("out.partial").exists()
@@ -90,6 +91,7 @@ def test_it_is_the_file_that_transformers_writes(name: str, quant: str, tmp_path
     assert done.tensors == len(wanted)
     assert done.nbytes == sum(tensor.nbytes for tensor in wanted.values())
     configs = [json.loads((tmp_path / at / "config.json").read_text()) for at in ("stock", "ours")]
+    assert configs[1]["quantization_config"].pop("quantized_from") == "bfloat16"
     for key in ("quantization_config", "dtype", "architectures", "model_type"):
         assert configs[0][key] == configs[1][key]
 

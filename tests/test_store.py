@@ -19,12 +19,12 @@ import pytest
 import torch
 
 import tiny
-from slabs import LAYOUT, bits, contents, equal, fill
+from slabs import LAYOUT, WEIGHTS, bits, bring, contents, equal, fill
 from trimtab import disk
 from trimtab.disk import DiskFolder, DiskSlab, Staging, map_file
 from trimtab.errors import FormatFault, MemoryFault, PlacementFault
 from trimtab.formats import ALIGNMENT
-from trimtab.store import HostMemory, MemorySlab, Slab
+from trimtab.store import HostMemory, MemorySlab, Slab, SlabLayout
 
 CPU = torch.device("cpu")
 KINDS = ["memory", "disk"]
@@ -71,22 +71,43 @@ def test_the_layout_is_exact_and_aligned() -> None:
         for key, span in parts.items()
     ]
     assert spans == [
-        ("a.weight", "data", 0, 42),
-        ("b.weight", "data", 256, 4160),
-        ("b.weight", "absmax", 4608, 130),
-        ("b.weight", "nested_absmax", 4864, 4),
-        ("b.weight", "offset", 5120, 4),
-        ("c.weight", "CB", 5376, 320),
-        ("c.weight", "SCB", 5888, 20),
+        ("a.weight", "data", 512, 42),
+        ("b.weight", "data", 768, 4160),
+        ("b.weight", "absmax", 5120, 130),
+        ("b.weight", "nested_absmax", 5376, 4),
+        ("b.weight", "offset", 5632, 4),
+        ("c.weight", "CB", 5888, 320),
+        ("c.weight", "SCB", 6400, 20),
+        ("d.weight", "data", 6656, 390),
+        ("d.weight", "absmax", 0, 26),
+        ("e.weight", "data", 7168, 2080),
+        ("e.weight", "absmax", 256, 130),
     ]
-    assert LAYOUT.nbytes == 6144
+    assert LAYOUT.nbytes == 9472
     assert all(offset % ALIGNMENT == 0 for _, _, offset, _ in spans)
 
 
+def test_what_rests_in_a_smaller_dtype_is_widened_behind_the_slab() -> None:
+    assert LAYOUT.room == LAYOUT.nbytes + 2 * 512
+    given = contents()
+    buffer = torch.zeros(LAYOUT.room, dtype=torch.uint8)
+    for weight in ("d.weight", "e.weight"):
+        span = LAYOUT.spans[weight]["absmax"]
+        assert span.resting(buffer).dtype is torch.bfloat16
+        assert span.arrives % ALIGNMENT == 0
+        span.resting(buffer).copy_(given[weight]["absmax"])
+    bring(buffer)
+    views = LAYOUT.views(buffer)
+    for weight in ("d.weight", "e.weight"):
+        assert views[weight]["absmax"].dtype is torch.float32
+        assert torch.equal(views[weight]["absmax"], given[weight]["absmax"])
+    assert SlabLayout.of(WEIGHTS[:3]).widening(buffer) is None
+
+
 def test_views_are_of_the_buffer_itself() -> None:
-    buffer = torch.zeros(LAYOUT.nbytes, dtype=torch.uint8)
+    buffer = torch.zeros(LAYOUT.room, dtype=torch.uint8)
     LAYOUT.views(buffer)["c.weight"]["CB"].fill_(7)
-    assert buffer[5376 : 5376 + 320].unique().tolist() == [7]
+    assert buffer[5888 : 5888 + 320].unique().tolist() == [7]
     assert buffer.count_nonzero() == 320
 
 
@@ -98,17 +119,32 @@ def test_views_are_of_the_buffer_itself() -> None:
 def test_what_was_put_is_fetched_and_read(kind: str, device: str, make: Make) -> None:
     slab, given = make(kind), contents()
     fill(slab, given, device)
-    buffer = torch.empty(LAYOUT.nbytes + 512, dtype=torch.uint8, device=device).fill_(0xAB)
+    buffer = torch.empty(LAYOUT.room + 512, dtype=torch.uint8, device=device).fill_(0xAB)
     slab.fetch(buffer)
+    assert buffer[LAYOUT.nbytes :].unique().tolist() == [0xAB]
+    buffer = bring(buffer)
     views = LAYOUT.views(buffer)
     assert all(equal(views[weight], given[weight]) for weight in given)
-    assert buffer[LAYOUT.nbytes :].unique().tolist() == [0xAB]
+    assert buffer[LAYOUT.room :].unique().tolist() == [0xAB]
     for weight in given:
         private = slab.read(weight, torch.device(device))
         assert equal(private, given[weight])
         assert {one.device.type for one in private.values()} == {device}
     assert slab.tier == {"memory": "cpu", "disk": "disk"}[kind]
     assert slab.layout is LAYOUT
+
+
+@devices
+@kinds
+def test_more_digits_than_planned_are_refused(kind: str, device: str, make: Make) -> None:
+    slab, given = make(kind), contents()
+    scales = given["d.weight"]["absmax"].to(device)
+    slab.put("d.weight", "absmax", scales)
+    scales[3] *= 1 + 2**-12
+    with pytest.raises(
+        FormatFault, match=r"d.weight \(absmax\) .* more digits than torch.bfloat16"
+    ):
+        slab.put("d.weight", "absmax", scales)
 
 
 @devices
@@ -280,7 +316,7 @@ def test_a_full_disk_is_found_before_anything_is_loaded(
     with pytest.raises(MemoryFault) as caught:
         DiskSlab(LAYOUT, folder, staging())
     assert (caught.value.code, caught.value.parts["needed"]) == ("TT403", LAYOUT.nbytes)
-    assert caught.value.what == f"the disk of {folder.path} is full: 6.00 KiB more were needed"
+    assert caught.value.what == f"the disk of {folder.path} is full: 9.25 KiB more were needed"
     folder.close()
     assert list(folder.path.iterdir()) == []
 
@@ -316,8 +352,8 @@ def test_a_shortened_file_is_never_read_as_something_else(folder: DiskFolder) ->
     with pytest.raises(FormatFault) as caught:
         slab.fetch(torch.empty(LAYOUT.nbytes, dtype=torch.uint8))
     assert (caught.value.code, caught.value.what) == ("TT502", f"{slab.path} ends 300 bytes early")
-    with pytest.raises(FormatFault, match="ends 20 bytes early"):
-        slab.read("c.weight", CPU)
+    with pytest.raises(FormatFault, match="ends 76 bytes early"):
+        slab.read("e.weight", CPU)
     assert equal(slab.read("b.weight", CPU), contents()["b.weight"])
     slab.close()
 

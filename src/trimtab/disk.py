@@ -17,7 +17,7 @@ import torch
 
 from trimtab.errors import FormatFault, MemoryFault, PlacementFault
 from trimtab.memory import format_size
-from trimtab.store import HostMemory, SlabLayout, check_span
+from trimtab.store import HostMemory, SlabLayout, accept
 
 READERS = 4
 """Threads that read parts of one file at a time."""
@@ -111,8 +111,8 @@ class DiskSlab:
         self._staging = staging
 
     def put(self, weight: str, key: str, tensor: torch.Tensor) -> None:
-        span = check_span(self.layout, weight, key, tensor)
-        flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        span, resting = accept(self.layout, weight, key, tensor)
+        flat = resting.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         rest = flat.numpy().data
         try:
             with self._turn:
@@ -137,7 +137,7 @@ class DiskSlab:
         for part, span in self.layout.chosen(weight, key).items():
             flat = torch.empty(span.nbytes, dtype=torch.uint8)
             self._read_into(flat, span.offset)
-            private[part] = flat.view(span.dtype).view(span.shape).to(device)
+            private[part] = flat.view(span.stored).view(span.shape).to(device, span.dtype)
         return private
 
     def close(self) -> None:

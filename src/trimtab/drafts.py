@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from trimtab import costs
-from trimtab.formats import ALIGNMENT, by_name, moving_bytes
+from trimtab.formats import ALIGNMENT, by_name, moving_bytes, resident_bytes, widened_bytes
 from trimtab.hardware import ALLOCATOR, CAPTURE, CUDA_CONTEXT, INT8_CONTEXT, Hardware
 from trimtab.memory import Budget, align
 from trimtab.outline import Outline
@@ -24,12 +24,14 @@ STAGING = 2
 class Away:
     """A unit that does not rest where it runs: which of its weights, and for a map, where.
 
-    `nbytes` are those of its slab, `released` what leaves the device that runs.
+    `nbytes` are those of its slab, `room` those of the memory that it is brought to, `released`
+    what leaves the device that runs.
     """
 
     mode: str
     weights: tuple[WeightSpec, ...]
     nbytes: int
+    room: int
     released: int
     rests: str | None = None
 
@@ -40,12 +42,22 @@ def move(
     """The unit away, with these of its weights or with all that may leave."""
     gone = tuple(one for one in unit.weights if one.moves) if weights is None else tuple(weights)
     nbytes = slab_bytes(gone)
-    return Away(mode, gone, nbytes, nbytes + _code_bytes(gone), rests)
+    room = nbytes + sum(widened_bytes(*_stored(one)) for one in gone)
+    return Away(mode, gone, nbytes, room, _here(gone), rests)
 
 
 def slab_bytes(weights: Sequence[WeightSpec]) -> int:
     """Bytes of these weights in one aligned slab."""
-    return sum(moving_bytes(one.storage, one.shape, one.dtype) for one in weights)
+    return sum(moving_bytes(*_stored(one)) for one in weights)
+
+
+def _stored(weight: WeightSpec) -> tuple[str, tuple[int, ...], str, str | None]:
+    return weight.storage, weight.shape, weight.dtype, weight.quantized_from
+
+
+def _here(weights: Sequence[WeightSpec]) -> int:
+    """Bytes of these weights on the device that runs."""
+    return sum(resident_bytes(*_stored(one)[:3]) for one in weights) + _code_bytes(weights)
 
 
 def _code_bytes(weights: Sequence[WeightSpec]) -> int:
@@ -91,10 +103,7 @@ class Facts:
     @cached_property
     def resident(self) -> Mapping[str, int]:
         """Bytes of each unit when all of it is on the device that runs."""
-        return {
-            unit.name: slab_bytes(unit.weights) + _code_bytes(unit.weights) + unit.buffer_bytes
-            for unit in self.outline.units
-        }
+        return {unit.name: _here(unit.weights) + unit.buffer_bytes for unit in self.outline.units}
 
     @cached_property
     def shared_codes(self) -> int:
@@ -157,9 +166,9 @@ class Draft:
 def price(facts: Facts, away: Mapping[str, Away]) -> Draft:
     """What a choice costs on each tier."""
     budget = facts.budget
-    ring = [one.nbytes for one in away.values() if one.mode == STREAMED]
+    ring = [one for one in away.values() if one.mode == STREAMED]
     slots = min(RING["gpu" if facts.on_gpu else "cpu"], len(ring))
-    slot_bytes = max(ring, default=0)
+    slot_bytes = max((one.room for one in ring), default=0)
     beside = _beside(facts, away, slots * slot_bytes)
     held = sum(facts.resident.values()) - sum(one.released for one in away.values())
     rests, used, missing = _settle(facts, away)
@@ -167,7 +176,8 @@ def price(facts: Facts, away: Mapping[str, Away]) -> Draft:
     totals[budget.runs] = (
         totals.get(budget.runs, 0) + held + facts.shared_codes + sum(beside.values())
     )
-    return Draft(away, rests, beside, totals, slots, slot_bytes, sum(ring), missing)
+    streamed = sum(one.nbytes for one in ring)
+    return Draft(away, rests, beside, totals, slots, slot_bytes, streamed, missing)
 
 
 def _beside(facts: Facts, away: Mapping[str, Away], ring: int) -> dict[str, int]:
@@ -177,7 +187,7 @@ def _beside(facts: Facts, away: Mapping[str, Away], ring: int) -> dict[str, int]
     needs, only what is above these and the running transient is counted.
     """
     called = [
-        away[unit.name].nbytes
+        away[unit.name].room
         for unit in facts.outline.units
         if unit.name in away and away[unit.name].mode == IDLE and facts.needed(unit)
     ]

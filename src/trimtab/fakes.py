@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from trimtab.store import SlabLayout, check_span
+from trimtab.store import SlabLayout, accept
 
 
 class RecordingSlab:
@@ -36,7 +36,8 @@ class RecordingSlab:
         self.buffer = torch.zeros(layout.nbytes, dtype=torch.uint8)
 
     def put(self, weight: str, key: str, tensor: torch.Tensor) -> None:
-        check_span(self.layout, weight, key, tensor).view(self.buffer).copy_(tensor)
+        span, resting = accept(self.layout, weight, key, tensor)
+        span.resting(self.buffer).copy_(resting)
 
     def fetch(self, buffer: torch.Tensor) -> None:
         if self.fault is not None:
@@ -50,7 +51,10 @@ class RecordingSlab:
     ) -> dict[str, torch.Tensor]:
         self.reads += 1
         spans = self.layout.chosen(weight, key)
-        return {part: span.view(self.buffer).clone().to(device) for part, span in spans.items()}
+        return {
+            part: span.resting(self.buffer).clone().to(device, span.dtype)
+            for part, span in spans.items()
+        }
 
     def close(self) -> None:
         self.closed = True

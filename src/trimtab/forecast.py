@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trimtab.formats import moving_bytes
+from trimtab.formats import resident_bytes
 from trimtab.hardware import ASSUMED_LINK_GBPS, Hardware
 from trimtab.outline import Outline
 from trimtab.plan import STREAMED, Forecast, PlacedUnit, Unit
@@ -103,7 +103,7 @@ def _tied(outline: Outline, unit: Unit) -> bool:
 
 def _nbytes(unit: Unit, quantized: bool) -> int:
     return sum(
-        moving_bytes(one.storage, one.shape, one.dtype)
+        resident_bytes(one.storage, one.shape, one.dtype)
         for one in unit.weights
         if (one.storage != "plain") == quantized
     )

@@ -111,6 +111,7 @@ class _Units:
         self.model = skeleton.model
         self.quant = skeleton.quant
         self.dtype = skeleton.dtype
+        self.quantized_from = skeleton.quantized_from
         self.ties = foreign.tied_names(self.model)
         self.names = {id(module): name for name, module in self.model.named_modules()}
         self.float32 = foreign.kept_in_float32(self.model, self.dtype)
@@ -205,7 +206,8 @@ class _Units:
                 dtype = self.dtype
             elif self.float32 is not None and self.float32.search(name):
                 dtype = "float32"
-            yield WeightSpec(name, tuple(parameter.shape), dtype, storage)
+            origin = None if storage == "plain" else self.quantized_from
+            yield WeightSpec(name, tuple(parameter.shape), dtype, storage, origin)
 
     def _storage(self, module: nn.Module, key: str) -> str:
         kind = type(module).__name__

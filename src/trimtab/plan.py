@@ -25,13 +25,15 @@ class WeightSpec:
     """A parameter before anything is loaded.
 
     `shape` is that of the unquantized weight, `dtype` torch's name of the dtype it computes in,
-    `storage` the name of its format (`plain`, `nf4`, `nf4-dq`, `fp4`, `fp4-dq`, `int8`).
+    `storage` the name of its format (`plain`, `nf4`, `nf4-dq`, `fp4`, `fp4-dq`, `int8`),
+    `quantized_from` the dtype that it was quantized from, where that is known.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     storage: str = "plain"
+    quantized_from: str | None = None
 
     @property
     def numel(self) -> int:

@@ -92,6 +92,22 @@ def quantization_config(quant: str, dtype: str) -> BitsAndBytesConfig | None:
     )
 
 
+QUANTIZED_FROM = "quantized_from"
+"""The key in a saved `quantization_config` under which trimtab says so; transformers skips it."""
+
+
+def quantized_from(stored: Mapping[str, Any] | None, dtype: str) -> str | None:
+    """The dtype of the weights that the linears are quantized from, None where nobody knows.
+
+    transformers casts to the `dtype` that it loads in before it quantizes. A checkpoint that is
+    `stored` quantized does not say, but for those that trimtab saved.
+    """
+    if stored is None:
+        return dtype
+    found = stored.get(QUANTIZED_FROM)
+    return found if isinstance(found, str) else None
+
+
 def require_bitsandbytes(quant: str) -> None:
     """Raises TT101 with the line that installs it, if bitsandbytes is not there."""
     if importlib.util.find_spec("bitsandbytes") is None:

@@ -226,9 +226,11 @@ class RingCarrier:
         self._ring = ring
         self._number = number
         self._joined = [join(weights, slab, slot.buffer) for slot in ring.slots]
+        self._widened = [slab.layout.widening(slot.buffer) for slot in ring.slots]
 
     def take(self) -> tuple[Joined, int]:
         slot = self._ring.take(self._number)
+        widen(self._widened[slot])
         return self._joined[slot], slot
 
     def give(self, claim: Any) -> None:
@@ -251,7 +253,7 @@ class BringIn:
         self._room = rooms.plan.spare + rooms.plan.costs.get("bring_in", 0)
 
     def take(self) -> tuple[Joined, torch.Tensor]:
-        needed = self._slab.layout.nbytes
+        needed = self._slab.layout.room
         if needed > self._room:
             raise RunningFault(
                 "TT603",
@@ -265,6 +267,7 @@ class BringIn:
         with torch.inference_mode(False):
             buffer = torch.empty(needed, dtype=torch.uint8, device=self._device)
         self._slab.fetch(buffer)
+        widen(self._slab.layout.widening(buffer))
         return join(self._weights, self._slab, buffer), buffer
 
     def give(self, claim: Any) -> None:
@@ -288,6 +291,13 @@ class Held:
 
     def forget(self) -> None:
         pass
+
+
+def widen(views: tuple[torch.Tensor, torch.Tensor] | None) -> None:
+    """Gives what moved in a smaller dtype its own, where the unit runs: its copy is then done."""
+    if views is not None:
+        target, source = views
+        target.copy_(source)
 
 
 def join(weights: Sequence[ParkedWeight], slab: Slab, buffer: torch.Tensor) -> Joined:

@@ -23,7 +23,7 @@ from trimtab.formats import Format, by_name
 from trimtab.headers import Entry
 from trimtab.keys import Keys, Origin
 from trimtab.partial import Partial, disk_faults
-from trimtab.quantize import quantization_config
+from trimtab.quantize import QUANTIZED_FROM, quantization_config
 from trimtab.shards import entry_of, write_file
 from trimtab.skeleton import build_skeleton
 
@@ -285,7 +285,10 @@ def _config(checkpoint: Checkpoint, plan: Plan) -> dict[str, Any]:
     if checkpoint.quantization is None:
         asked = quantization_config(plan.quant, plan.dtype)
         assert asked is not None
-        config["quantization_config"] = json.loads(asked.to_json_string(use_diff=False))
+        config["quantization_config"] = {
+            **json.loads(asked.to_json_string(use_diff=False)),
+            QUANTIZED_FROM: plan.dtype,
+        }
     return config
 
 

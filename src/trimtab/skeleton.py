@@ -10,7 +10,12 @@ import torch
 
 from trimtab import foreign
 from trimtab.errors import EnvironmentFault, FormatFault
-from trimtab.quantize import quantization_config, require_bitsandbytes, resolve_quant
+from trimtab.quantize import (
+    quantization_config,
+    quantized_from,
+    require_bitsandbytes,
+    resolve_quant,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -20,11 +25,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Skeleton:
-    """The model on `meta`, its linears swapped for those of `quant`; `dtype` is torch's name."""
+    """The model on `meta`, its linears swapped for those of `quant`; `dtype` is torch's name.
+
+    `quantized_from` names the dtype that its linears were or will be quantized from, if known.
+    """
 
     model: PreTrainedModel
     quant: str
     dtype: str
+    quantized_from: str | None = None
 
 
 def build_skeleton(checkpoint: Checkpoint, quant: str, dtype: str) -> Skeleton:
@@ -44,7 +53,7 @@ def build_skeleton(checkpoint: Checkpoint, quant: str, dtype: str) -> Skeleton:
         require_bitsandbytes(resolved)
         asked = dict(stored) if stored else quantization_config(resolved, name)
         foreign.convert_to_quantized(model, asked, stored=stored is not None, dtype=torch_dtype)
-    return Skeleton(model, resolved, name)
+    return Skeleton(model, resolved, name, quantized_from(stored, name))
 
 
 def model_class_of(checkpoint: Checkpoint) -> type[PreTrainedModel]:

@@ -19,40 +19,77 @@ from trimtab.plan import WeightSpec
 
 @dataclass(frozen=True)
 class Span:
-    """Where one plain tensor lies in a slab: offset in bytes, shape, dtype."""
+    """Where one plain tensor lies: `offset` bytes into its slab, and into the buffer that the slab
+    is brought to. What `rests` in a smaller dtype is widened there, to `arrives`.
+    """
 
     offset: int
     shape: tuple[int, ...]
     dtype: torch.dtype
+    rests: torch.dtype | None = None
+    arrives: int = 0
+
+    @property
+    def stored(self) -> torch.dtype:
+        """The dtype in the slab."""
+        return self.rests or self.dtype
 
     @property
     def nbytes(self) -> int:
-        return torch.Size(self.shape).numel() * self.dtype.itemsize
+        """Bytes in the slab."""
+        return torch.Size(self.shape).numel() * self.stored.itemsize
+
+    def resting(self, slab: torch.Tensor) -> torch.Tensor:
+        """The tensor in a slab, flat uint8, as it rests: a view, no copy."""
+        flat = slab[self.offset : self.offset + self.nbytes]
+        return flat.view(self.stored).view(self.shape)
 
     def view(self, buffer: torch.Tensor) -> torch.Tensor:
-        """The tensor in `buffer`, a flat uint8 tensor: a view, no copy."""
-        flat = buffer[self.offset : self.offset + self.nbytes]
-        return flat.view(self.dtype).view(self.shape)
+        """The tensor in a buffer, flat uint8, as it is computed from: a view, no copy."""
+        if self.rests is None:
+            return self.resting(buffer)
+        nbytes = torch.Size(self.shape).numel() * self.dtype.itemsize
+        return buffer[self.arrives : self.arrives + nbytes].view(self.dtype).view(self.shape)
 
 
 @dataclass(frozen=True)
 class SlabLayout:
-    """The spans of a unit's weights, by weight and component, each aligned to `ALIGNMENT`."""
+    """The spans of a unit's weights, by weight and component, each aligned to `ALIGNMENT`.
+
+    What rests in a smaller dtype lies first in the slab and is widened behind its end: `nbytes`
+    move, and a buffer has `room` bytes. `short` are its bytes, and its dtypes before and after.
+    """
 
     spans: Mapping[str, Mapping[str, Span]]
     nbytes: int
+    room: int
+    short: tuple[int, torch.dtype, torch.dtype] | None = None
 
     @classmethod
     def of(cls, weights: Iterable[WeightSpec]) -> SlabLayout:
-        spans: dict[str, dict[str, Span]] = {}
-        offset = 0
-        for weight in weights:
-            parts = by_name(weight.storage).layout(weight.shape, weight.dtype)
-            spans[weight.name] = mine = {}
-            for part in parts:
-                mine[part.key] = Span(offset, part.shape, getattr(torch, part.dtype))
-                offset += align(part.nbytes, ALIGNMENT)
-        return cls(spans, offset)
+        parts = [
+            (one.name, part)
+            for one in weights
+            for part in by_name(one.storage).layout(one.shape, one.dtype, one.quantized_from)
+        ]
+        sizes = [align(part.resting_bytes, ALIGNMENT) for _, part in parts]
+        nbytes = room = sum(sizes)
+        first = 0
+        other = sum(size for size, (_, part) in zip(sizes, parts, strict=True) if part.rests)
+        spans: dict[str, dict[str, Span]] = {name: {} for name, _ in parts}
+        short = None
+        for size, (name, part) in zip(sizes, parts, strict=True):
+            dtype = getattr(torch, part.dtype)
+            if part.rests:
+                rests = getattr(torch, part.rests)
+                spans[name][part.key] = Span(first, part.shape, dtype, rests, room)
+                first += size
+                room += size * dtype.itemsize // rests.itemsize
+                short = first, rests, dtype
+            else:
+                spans[name][part.key] = Span(other, part.shape, dtype)
+                other += size
+        return cls(spans, nbytes, room, short)
 
     def chosen(self, weight: str, key: str | None) -> Mapping[str, Span]:
         """The spans of a weight, or only that of one of its components."""
@@ -60,19 +97,27 @@ class SlabLayout:
         return spans if key is None else {key: spans[key]}
 
     def views(self, buffer: torch.Tensor) -> dict[str, dict[str, torch.Tensor]]:
-        """All tensors of the unit as views of `buffer` (flat uint8, at least `nbytes`)."""
+        """All tensors of the unit as views of `buffer` (flat uint8, of `room` bytes)."""
         return {
             weight: {key: span.view(buffer) for key, span in spans.items()}
             for weight, spans in self.spans.items()
         }
+
+    def widening(self, buffer: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Views of a buffer: what is filled before the unit runs, and from what."""
+        if self.short is None:
+            return None
+        nbytes, rests, dtype = self.short
+        return buffer[self.nbytes : self.room].view(dtype), buffer[:nbytes].view(rests)
 
 
 class Slab(Protocol):
     """The bytes of one parked unit.
 
     `put` fills one tensor while the unit is loaded; `fetch` brings the whole slab into a buffer of
-    the device that runs, in the order of the current stream; `read` is a private copy of one
-    weight's tensors, or of the one named `key`, on that device. After `close` nothing is left.
+    the device that runs, in the order of the current stream, and widens nothing; `read` is a
+    private copy of one weight's tensors, or of the one named `key`, on that device. After `close`
+    nothing is left.
     """
 
     tier: str
@@ -89,11 +134,14 @@ class Slab(Protocol):
     def close(self) -> None: ...
 
 
-def check_span(layout: SlabLayout, weight: str, key: str, tensor: torch.Tensor) -> Span:
-    """The span that `tensor` belongs into.
+def accept(
+    layout: SlabLayout, weight: str, key: str, tensor: torch.Tensor
+) -> tuple[Span, torch.Tensor]:
+    """The span that `tensor` belongs into, and the tensor as it rests there.
 
     Raises:
-        FormatFault: TT508, if shape or dtype differ from what was planned.
+        FormatFault: TT508, if shape or dtype differ from what was planned, or the dtype in which
+            it was planned to rest cannot hold it.
     """
     span = layout.spans[weight].get(key)
     if span is None or tuple(tensor.shape) != span.shape or tensor.dtype != span.dtype:
@@ -105,7 +153,17 @@ def check_span(layout: SlabLayout, weight: str, key: str, tensor: torch.Tensor) 
             why="the checkpoint or the quantizer changed after the plan was made",
             fix="make the plan again",
         )
-    return span
+    if span.rests is None:
+        return span, tensor
+    short = tensor.to(span.rests)
+    if not torch.equal(short.to(span.dtype), tensor):
+        raise FormatFault(
+            "TT508",
+            f"{weight} ({key}) was loaded with more digits than {span.rests} has",
+            why=f"the plan takes it for quantized from {span.rests}, and it was not",
+            fix="quantize the model again, from its 16-bit checkpoint",
+        )
+    return span, short
 
 
 class HostMemory:
@@ -188,7 +246,8 @@ class MemorySlab:
         return self._memory.buffer
 
     def put(self, weight: str, key: str, tensor: torch.Tensor) -> None:
-        check_span(self.layout, weight, key, tensor).view(self._memory.buffer).copy_(tensor)
+        span, resting = accept(self.layout, weight, key, tensor)
+        span.resting(self._memory.buffer).copy_(resting)
 
     def fetch(self, buffer: torch.Tensor) -> None:
         buffer[: self.layout.nbytes].copy_(self._memory.buffer, non_blocking=True)
@@ -198,7 +257,7 @@ class MemorySlab:
     ) -> dict[str, torch.Tensor]:
         return {
             part: torch.empty(span.shape, dtype=span.dtype, device=device).copy_(
-                span.view(self._memory.buffer)
+                span.resting(self._memory.buffer)
             )
             for part, span in self.layout.chosen(weight, key).items()
         }

@@ -38,7 +38,7 @@ class Ring:
 
     Args:
         slabs: the slabs of the streamed units, in running order.
-        slots: how many buffers; each is as large as the largest slab.
+        slots: how many buffers; each has room for the largest slab.
         device: where the buffers are.
         lane: what orders copies and computation.
         poison: fill a slot with 0xFF when its unit has run, so that a late read shows.
@@ -58,7 +58,7 @@ class Ring:
         self._lane = lane if lane is not None else lane_for(device, reads=reads)
         self._poison = poison
         self._recording = False
-        size = max((slab.layout.nbytes for slab in slabs), default=0)
+        size = max((slab.layout.room for slab in slabs), default=0)
         count = min(slots, len(slabs)) if not poison else slots
         self.slots = [Slot(size, device) for _ in range(count if slabs else 0)]
         for slot in self.slots:

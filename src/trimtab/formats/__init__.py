@@ -32,9 +32,38 @@ def by_name(name: str) -> Format:
         ) from None
 
 
-def moving_bytes(storage: str, shape: tuple[int, ...], dtype: str) -> int:
-    """Bytes that one weight takes in a slab, each of its tensors aligned to `ALIGNMENT`."""
+def resident_bytes(storage: str, shape: tuple[int, ...], dtype: str) -> int:
+    """Bytes that one weight computes from, each of its tensors aligned to `ALIGNMENT`."""
     return sum(align(part.nbytes, ALIGNMENT) for part in by_name(storage).layout(shape, dtype))
 
 
-__all__ = ["ALIGNMENT", "DTYPE_BYTES", "FORMATS", "Component", "Format", "by_name", "moving_bytes"]
+def moving_bytes(
+    storage: str, shape: tuple[int, ...], dtype: str, quantized_from: str | None = None
+) -> int:
+    """Bytes that one weight takes in a slab, each of its tensors aligned to `ALIGNMENT`."""
+    parts = by_name(storage).layout(shape, dtype, quantized_from)
+    return sum(align(part.resting_bytes, ALIGNMENT) for part in parts)
+
+
+def widened_bytes(
+    storage: str, shape: tuple[int, ...], dtype: str, quantized_from: str | None = None
+) -> int:
+    """Bytes behind a slab that was brought in, for what rests in a smaller dtype than its own."""
+    return sum(
+        align(part.resting_bytes, ALIGNMENT) * (DTYPE_BYTES[part.dtype] // DTYPE_BYTES[part.rests])
+        for part in by_name(storage).layout(shape, dtype, quantized_from)
+        if part.rests
+    )
+
+
+__all__ = [
+    "ALIGNMENT",
+    "DTYPE_BYTES",
+    "FORMATS",
+    "Component",
+    "Format",
+    "by_name",
+    "moving_bytes",
+    "resident_bytes",
+    "widened_bytes",
+]

@@ -26,15 +26,23 @@ DTYPE_BYTES = {
 
 @dataclass(frozen=True)
 class Component:
-    """One plain tensor of a stored weight: its key there, its shape, torch's name of its dtype."""
+    """One plain tensor of a stored weight: its key there, its shape, torch's name of its dtype.
+
+    `rests` is a smaller dtype that holds the same values, in which it rests and moves.
+    """
 
     key: str
     shape: tuple[int, ...]
     dtype: str
+    rests: str = ""
 
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+    @property
+    def resting_bytes(self) -> int:
+        return math.prod(self.shape) * DTYPE_BYTES[self.rests or self.dtype]
 
 
 class Format(Protocol):
@@ -49,7 +57,10 @@ class Format(Protocol):
 
     name: str
 
-    def layout(self, shape: tuple[int, ...], dtype: str) -> tuple[Component, ...]: ...
+    def layout(
+        self, shape: tuple[int, ...], dtype: str, quantized_from: str | None = None
+    ) -> tuple[Component, ...]:
+        """What `split` gives of a weight; `quantized_from` is the dtype it had, where known."""
 
     def constant_bytes(self, shape: tuple[int, ...]) -> int: ...
 

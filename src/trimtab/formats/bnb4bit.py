@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 BLOCK = 64
 NESTED_BLOCK = 256
+SHORT = ("bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,16 @@ class FourBit:
         self.quant_type = quant_type
         self.nested = nested
 
-    def layout(self, shape: tuple[int, ...], dtype: str) -> tuple[Component, ...]:
+    def layout(
+        self, shape: tuple[int, ...], dtype: str, quantized_from: str | None = None
+    ) -> tuple[Component, ...]:
         numel = math.prod(shape)
         blocks = -(-numel // BLOCK)
         packed = Component("data", ((numel + 1) // 2, 1), "uint8")
         if not self.nested:
-            return (packed, Component("absmax", (blocks,), "float32"))
+            # An absmax is one of the weights: it has no more digits than they had.
+            short = quantized_from if quantized_from in SHORT else ""
+            return (packed, Component("absmax", (blocks,), "float32", short))
         return (
             packed,
             Component("absmax", (blocks,), "uint8"),

@@ -15,7 +15,9 @@ class Int8:
 
     name = "int8"
 
-    def layout(self, shape: tuple[int, ...], dtype: str) -> tuple[Component, ...]:
+    def layout(
+        self, shape: tuple[int, ...], dtype: str, quantized_from: str | None = None
+    ) -> tuple[Component, ...]:
         return (Component("CB", shape, "int8"), Component("SCB", (shape[0],), "float32"))
 
     def constant_bytes(self, shape: tuple[int, ...]) -> int:

@@ -15,7 +15,9 @@ class Plain:
 
     name = "plain"
 
-    def layout(self, shape: tuple[int, ...], dtype: str) -> tuple[Component, ...]:
+    def layout(
+        self, shape: tuple[int, ...], dtype: str, quantized_from: str | None = None
+    ) -> tuple[Component, ...]:
         return (Component("data", shape, dtype),)
 
     def constant_bytes(self, shape: tuple[int, ...]) -> int:
