@@ -180,6 +180,17 @@ def judge(found: dict[str, Any]) -> None:
               flush=True)  # fmt: skip
 
 
+def write(folder: Path, given: argparse.Namespace) -> None:
+    if given.model == "llama":
+        shape = {**shapes.LLAMA_8B, "num_hidden_layers": given.layers}
+        config = shapes.llama_config(**shape)
+    else:
+        config = shapes.gemma4_config(**shapes.GEMMA4_E4B)
+    shapes.write_checkpoint(config, folder / "base", device="cuda")
+    shapes.write_adapter(config, folder / "lora")
+    torch.cuda.empty_cache()
+
+
 def main() -> None:
     from trimtab.hardware import measured_link_gbps
 
@@ -188,6 +199,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--model", default="llama")
     parser.add_argument("--quant", default="nf4")
+    parser.add_argument("--folder", type=Path, help="where the checkpoint lies, or is written")
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--shares", default="resident,half,all", help="or a budget, as 4GiB")
     given = parser.parse_args()
@@ -200,14 +212,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         start = time.perf_counter()
-        if given.model == "llama":
-            shape = {**shapes.LLAMA_8B, "num_hidden_layers": given.layers}
-            config = shapes.llama_config(**shape)
-        else:
-            config = shapes.gemma4_config(**shapes.GEMMA4_E4B)
-        shapes.write_checkpoint(config, folder / "base", device="cuda")
-        shapes.write_adapter(config, folder / "lora")
-        torch.cuda.empty_cache()
+        if given.folder:
+            folder = given.folder
+        if not (folder / "lora").exists():
+            write(folder, given)
         print(f"checkpoint written in {time.perf_counter() - start:.1f} s", flush=True)
         for share in found["shares"]:
             start = time.perf_counter()
