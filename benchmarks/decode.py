@@ -11,11 +11,12 @@ first differs where two tokens are within rounding of each other.
 from __future__ import annotations
 
 import argparse
-import hashlib
+import contextlib
 import json
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,97 +24,137 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 import shapes
+from generating import generate, prompt, with_logits
 
 PROMPT = 32
 EAGER_NEW = 64
 
 
-class Logits:
-    """A logits processor that keeps what it sees."""
-
-    def __init__(self) -> None:
-        self.rows: list[torch.Tensor] = []
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        self.rows.append(scores.clone())
-        return scores
-
-    def digest(self) -> str:
-        whole = torch.cat(self.rows).cpu().view(torch.uint8).numpy()
-        return hashlib.sha256(whole.tobytes()).hexdigest()
-
-
-def prompt() -> torch.Tensor:
-    return torch.randint(1, 1000, (1, PROMPT), generator=torch.Generator().manual_seed(0)).cuda()
-
-
-def generate(model: Any, count: int, **options: Any) -> tuple[list[int], float]:
-    """`count` greedy tokens, and the seconds that they took."""
-    ids = prompt()
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    with torch.no_grad():
-        out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False,
-                             max_new_tokens=count, min_new_tokens=count, pad_token_id=0,
-                             **options)  # fmt: skip
-    torch.cuda.synchronize()
-    return out[0, PROMPT:].tolist(), time.perf_counter() - start
-
-
-def rate(model: Any, count: int, options: Any = dict, times: int = 3) -> tuple[list[int], float]:
+def rate(
+    model: Any, ids: torch.Tensor, count: int, options: Any = dict, times: int = 2
+) -> tuple[list[int], float]:
     """Greedy tokens, and tokens per second of all but the first eight; the best of `times`."""
-    generate(model, 8, **options())
-    generate(model, 8, **options())
+    generate(model, ids, 8, **options())
+    generate(model, ids, 8, **options())
     best = 0.0
     for _ in range(times):
-        _, short = generate(model, 8, **options())
-        tokens, long = generate(model, count, **options())
+        _, short = generate(model, ids, 8, **options())
+        tokens, long = generate(model, ids, count, **options())
         best = max(best, (count - 8) / (long - short))
     return tokens, best
 
 
-def captured(placed: Any, count: int) -> dict[str, Any]:
-    from transformers import LogitsProcessorList
-
-    tokens, per_second = rate(placed.model, count)
+def captured(placed: Any, ids: torch.Tensor, count: int) -> dict[str, Any]:
+    tokens, per_second = rate(placed.model, ids, count)
     peak = torch.cuda.max_memory_allocated()
-    logits = Logits()
-    again, _ = generate(placed.model, count, logits_processor=LogitsProcessorList([logits]))
+    again, logits = with_logits(placed.model, ids, count)
     assert again == tokens
     return {"tokens": tokens, "per_second": per_second, "logits": logits.digest(), "peak": peak}
 
 
-def eager(placed: Any) -> dict[str, Any]:
-    """On the same kind of cache as the captured steps, since another rounds differently."""
+def static(placed: Any) -> dict[str, Any]:
+    """A cache of the captured steps' kind, since another rounds differently."""
     from trimtab import caches
 
     base = placed.model.get_base_model()
+    return {caches.cache_argument(base): caches.static_cache(base, placed.plan.context)}
+
+
+@contextlib.contextmanager
+def uncaptured(placed: Any) -> Iterator[None]:
     recorder, placed.steps.recorder = placed.steps.recorder, None
-
-    def options() -> dict[str, Any]:
-        cache = caches.static_cache(base, placed.plan.context)
-        return {caches.cache_argument(base): cache}
-
     try:
-        tokens, per_second = rate(placed.model, EAGER_NEW, options, times=1)
+        yield
     finally:
         placed.steps.recorder = recorder
+
+
+def eager(placed: Any, ids: torch.Tensor) -> dict[str, Any]:
+    with uncaptured(placed):
+        tokens, per_second = rate(placed.model, ids, EAGER_NEW, lambda: static(placed), times=1)
     return {"tokens": tokens, "per_second": per_second}
 
 
-def difference(placed: Any, one: list[int], other: list[int]) -> dict[str, Any] | None:
-    """Where tokens first differ, and how near the two are, in roundings of the larger logit."""
-    at = next((i for i, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), -1)
-    if at < 0:
-        return None
-    ids = torch.cat([prompt(), torch.tensor([one[:at]], dtype=torch.long, device="cuda")], dim=1)
+def captured_by_peft(placed: Any, ids: torch.Tensor) -> list[int]:
+    """Tokens of captured steps in which PEFT computes the LoRAs, not our kernels."""
+    shortcuts, placed.steps.shortcuts = placed.steps.shortcuts, None
+    placed.steps.clear()
+    try:
+        generate(placed.model, ids, 8)
+        tokens, _ = generate(placed.model, ids, EAGER_NEW)
+        assert placed.steps.shortened == 0
+    finally:
+        placed.steps.shortcuts = shortcuts
+        placed.steps.clear()
+    return tokens
+
+
+def first_difference(one: list[int], other: list[int]) -> int | None:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (mine, theirs) in pairs if mine != theirs), None)
+
+
+def compared(
+    placed: Any, ids: torch.Tensor, tokens: list[int], eagerly: list[int]
+) -> dict[str, Any]:
+    """Captured against eager tokens, and where they part, how far each is from float32.
+
+    Both compute in bfloat16 from the same weights. Where the best logits are nearer to each other
+    than either way's logits are to those of the same weights in float32, which comes first is a
+    matter of rounding.
+    """
+    by_peft = first_difference(captured_by_peft(placed, ids), eagerly)
+    at = first_difference(tokens, eagerly)
+    found: dict[str, Any] = {"with PEFT's own LoRA": by_peft, "with LoRA in two kernels": at}
+    if at is None:
+        return found
+    _, ours = with_logits(placed.model, ids, at + 1)
+    with uncaptured(placed):
+        _, theirs = with_logits(placed.model, ids, at + 1, **static(placed))
+    rows = {"captured": ours.rows[at][0].float(), "eager": theirs.rows[at][0].float()}
+    whole = torch.cat([ids, torch.tensor([tokens[:at]], dtype=torch.long, device="cuda")], dim=1)
+    exact = in_float32(placed.plan, whole)
+    pair = [tokens[at], eagerly[at]]
+    kept = exact.isfinite() & rows["eager"].isfinite()
+    found |= {
+        "tokens": pair,
+        "margin": {name: float(row[pair[0]] - row[pair[1]]) for name, row in rows.items()},
+        "margin in float32": float(exact[pair[0]] - exact[pair[1]]),
+        "from float32, largest": {
+            name: float((row - exact)[kept].abs().max()) for name, row in rows.items()
+        },
+        "from float32, relative": {
+            name: float((row - exact)[kept].norm() / exact[kept].norm())
+            for name, row in rows.items()
+        },
+    }
+    return found
+
+
+def in_float32(plan: Any, ids: torch.Tensor) -> torch.Tensor:
+    """The last logits of the stock model with the plan's adapter, computed in float32."""
+    import transformers
+    from peft import PeftModel
+
+    from trimtab.quantize import quantization_config
+
+    kind = getattr(transformers, plan.architecture)
+    stored = "quantization_config" in json.loads((Path(plan.model) / "config.json").read_text())
+    model = kind.from_pretrained(
+        plan.model, dtype=torch.bfloat16, device_map={"": 0},
+        quantization_config=None if stored else quantization_config(plan.quant, plan.dtype),
+    )  # fmt: skip
+    model = PeftModel.from_pretrained(model, plan.adapters[0].source)
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.is_floating_point():
+            tensor.data = tensor.data.float()
+    for module in model.modules():
+        if hasattr(module, "compute_dtype"):
+            module.compute_dtype = torch.float32
     with torch.no_grad():
-        logits = placed.model(input_ids=ids).logits[0, -1].float()
-    best = logits.topk(2)
-    margin = float(best.values[0] - logits[other[at]])
-    rounding = 2.0 ** (int(torch.frexp(best.values[0])[1]) - 8)
-    return {"at": at, "tokens": [one[at], other[at]], "best": best.indices.tolist(),
-            "margin": margin, "roundings": margin / rounding}  # fmt: skip
+        row: torch.Tensor = model(input_ids=ids).logits[0, -1]
+    assert row.dtype == torch.float32
+    return row
 
 
 def map_of(config: dict[str, Any], share: str) -> dict[str, Any] | None:
@@ -125,6 +166,14 @@ def map_of(config: dict[str, Any], share: str) -> dict[str, Any] | None:
     step = {"resident": 0, "half": 2, "all": 1}[share]
     away = range(0, text["num_hidden_layers"], step) if step else ()
     return {"": 0, **{f"{prefix}.{i}": "cpu" for i in away}}
+
+
+def prompt_of(placed: Any, text: str | None) -> torch.Tensor:
+    """A question to a real model; random numbers for one of random weights."""
+    if text is None:
+        return prompt(PROMPT)
+    found: torch.Tensor = placed.encode(text)["input_ids"]
+    return found
 
 
 def run(
@@ -143,15 +192,18 @@ def run(
         result: dict[str, Any] = {"streamed": streamed, "load_s": loaded, "slots": made.slots}
         result["modes"] = {mode: len(made.of_mode(mode)) for mode in
                            ("resident", "streamed", "idle", "looked up")}  # fmt: skip
-        result["captured"] = captured(placed, given.tokens)
+        ids = prompt_of(placed, given.prompt)
+        result["captured"] = captured(placed, ids, given.tokens)
         result["shortened"] = placed.steps.shortened
         with placed.using(None):
-            result["without adapter"] = captured(placed, given.tokens)["per_second"]
+            result["without adapter"] = captured(placed, ids, given.tokens)["per_second"]
         result["steps"] = {"captured": placed.steps.captured, "replayed": placed.steps.replayed,
                            "refusals": dict(placed.steps.refusals)}  # fmt: skip
-        result["eager"] = eager(placed)
-        tokens = result["captured"]["tokens"]
-        result["difference"] = difference(placed, tokens, result["eager"]["tokens"])
+        result["eager"] = eager(placed, ids)
+        if share == "resident":
+            result["first difference from eager"] = compared(
+                placed, ids, result["captured"]["tokens"], result["eager"]["tokens"]
+            )
         # Before the logits were kept.
         result["peak"] = result["captured"]["peak"]
         result["total_planned"] = made.totals["gpu:0"]
@@ -174,8 +226,9 @@ def judge(found: dict[str, Any]) -> None:
               f"{one['captured']['per_second']:6.1f} without adapter "
               f"{one['without adapter']:6.1f} tok/s, forecast {one['forecast']:.1f}, share of the "
               f"floor {one['share']:.3f}, tokens and logits equal to the resident's "
-              f"{one['equal']}, first difference from eager {one['difference']}, shortened "
-              f"{one['shortened']} {one['steps']} load {one['load_s']:.1f} s, peak "
+              f"{one['equal']}, first difference from eager "
+              f"{one.get('first difference from eager')}, shortened {one['shortened']} "
+              f"{one['steps']} load {one['load_s']:.1f} s, peak "
               f"{one['peak'] / 2**20:.0f} planned {one['planned'] / 2**20:.0f} MiB",
               flush=True)  # fmt: skip
 
@@ -199,7 +252,8 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--model", default="llama")
     parser.add_argument("--quant", default="nf4")
-    parser.add_argument("--folder", type=Path, help="where the checkpoint lies, or is written")
+    parser.add_argument("--folder", type=Path, help="with base/ and lora/: taken, or written")
+    parser.add_argument("--prompt", help="a text, for a model that has a tokenizer")
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--shares", default="resident,half,all", help="or a budget, as 4GiB")
     given = parser.parse_args()

@@ -1,0 +1,55 @@
+"""Greedy decoding, timed, and what it computed."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from typing import Any
+
+import torch
+
+
+def prompt(count: int) -> torch.Tensor:
+    """Token ids [1, count] on the GPU, always the same."""
+    return torch.randint(1, 1000, (1, count), generator=torch.Generator().manual_seed(0)).cuda()
+
+
+def generate(model: Any, ids: torch.Tensor, count: int, **options: Any) -> tuple[list[int], float]:
+    """`count` greedy tokens, and the seconds that they took."""
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    with torch.no_grad():
+        out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False,
+                             max_new_tokens=count, min_new_tokens=count, pad_token_id=0,
+                             **options)  # fmt: skip
+    torch.cuda.synchronize()
+    return out[0, ids.shape[1] :].tolist(), time.perf_counter() - start
+
+
+class Logits:
+    """A logits processor that keeps what it sees."""
+
+    def __init__(self) -> None:
+        self.rows: list[torch.Tensor] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.rows.append(scores.clone())
+        return scores
+
+    def digest(self) -> str:
+        """A hash of all bits."""
+        whole = torch.cat(self.rows).cpu().view(torch.uint8).numpy()
+        return hashlib.sha256(whole.tobytes()).hexdigest()
+
+
+def with_logits(
+    model: Any, ids: torch.Tensor, count: int, **options: Any
+) -> tuple[list[int], Logits]:
+    """Greedy tokens, and the logits that each was taken from."""
+    from transformers import LogitsProcessorList
+
+    logits = Logits()
+    tokens, _ = generate(
+        model, ids, count, logits_processor=LogitsProcessorList([logits]), **options
+    )
+    return tokens, logits
