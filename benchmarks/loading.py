@@ -25,11 +25,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 CASES = (
     "stock base resident", "trimtab base all", "trimtab saved all", "trimtab saved resident",
-    "trimtab base resident", "trimtab saved all alone", "trimtab base half", "trimtab saved half",
-    "stock saved resident",
+    "trimtab base resident", "trimtab base half", "trimtab saved half", "stock saved resident",
 )  # fmt: skip
-"""Who loads, what, and which layers are streamed; `alone`: nobody reads the files ahead. In order
-of interest, for `--seconds` may end them."""
+"""Who loads, what, and which layers are streamed. In order of interest, for `--seconds` may end
+them."""
 
 TINY: dict[str, Any] = {
     "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4,
@@ -132,13 +131,10 @@ def one(case: str, root: Path, layers: int, tiny: bool) -> dict[str, Any]:
     import transformers  # noqa: F401
 
     import trimtab.place
-    import trimtab.readahead
 
     if not tiny:
         torch.zeros(1, device="cuda")
-    who, what, share, *alone = case.split()
-    if alone:
-        trimtab.readahead.parts = lambda checkpoint: []
+    who, what, share = case.split()
     folder = root / what
     loader = {"trimtab": Trimtab, "stock": Stock}[who](folder, share, layers, tiny)
     found: dict[str, Any] = {"plan_s": loader.plan_s}
@@ -198,7 +194,7 @@ def judge(found: dict[str, Any]) -> None:
     found["equal"] = len({told["digest"] for told in done.values()}) == 1
     stock = done.get("stock base resident", {})
     for case, told in done.items():
-        who, what, *_ = case.split()
+        who, what, _ = case.split()
         for state in ("cold", "warm"):
             told[f"{state}_of_read"] = told[state] / found["read"][what][state]
             if stock and who == "trimtab" and what == "base":

@@ -5,9 +5,10 @@ import pytest
 from trimtab.forecast import (
     EAGER_SECONDS,
     FOUR_BIT_GBPS,
+    MATRIX_SECONDS,
     READ_SHARE,
     TOKEN_SECONDS,
-    WEIGHT_SECONDS,
+    VECTOR_SECONDS,
     forecast,
 )
 from trimtab.formats import moving_bytes
@@ -61,7 +62,7 @@ def test_the_memory_of_the_gpu_binds() -> None:
     found = outline("plain")
     told = forecast(found, placed(found, "gpu:0"), "gpu:0", machine(device=50.0))
     read = 2 * 4096 * 4096 * 2 / (50e9 * READ_SHARE)
-    seconds = read + 2 * WEIGHT_SECONDS + TOKEN_SECONDS
+    seconds = read + 2 * MATRIX_SECONDS + TOKEN_SECONDS
     assert told.tokens_per_second == pytest.approx(1 / seconds)
     assert (told.bound, told.bytes_per_token) == ("memory", 0)
     assert told.basis == "GPU memory 45 GB/s, measured"
@@ -71,8 +72,25 @@ def test_kernels_take_their_time() -> None:
     found = outline("nf4", layers=4)
     told = forecast(found, placed(found, "gpu:0"), "gpu:0", machine(device=5000.0))
     read = 4 * moving_bytes("nf4", SHAPE, "bfloat16") / (FOUR_BIT_GBPS * 1e9)
-    assert told.tokens_per_second == pytest.approx(1 / (read + 4 * WEIGHT_SECONDS + TOKEN_SECONDS))
-    assert told.basis == "190 us of small kernels, as on an H200"
+    assert told.tokens_per_second == pytest.approx(1 / (read + 4 * MATRIX_SECONDS + TOKEN_SECONDS))
+    assert told.basis == "166 us of small kernels, as on an H200"
+
+
+def test_a_norm_has_more_kernels_than_a_product_and_a_bias_none() -> None:
+    units = (
+        Unit(
+            "l.0",
+            "layer",
+            tuple(
+                WeightSpec(f"l.0.{name}", shape, "bfloat16")
+                for name, shape in (("w.weight", (8, 8)), ("w.bias", (8,)), ("n.weight", (8,)))
+            ),
+        ),
+    )
+    found = Outline("A", units, (), (), 8, 8, "bfloat16", "none", NONE, NONE)
+    told = forecast(found, placed(found, "gpu:0"), "gpu:0", machine(device=5000.0))
+    small = MATRIX_SECONDS + VECTOR_SECONDS + TOKEN_SECONDS
+    assert told.tokens_per_second == pytest.approx(1 / small, rel=1e-3)
 
 
 @pytest.mark.parametrize(("storage", "rests"), [("int8", ()), ("nf4", ("disk",))])

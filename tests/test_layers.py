@@ -31,7 +31,6 @@ LAYERS = (
     (
         "action",
         [
-            "readahead",
             "loading",
             "caches",
             "sampling",

@@ -66,6 +66,32 @@ def test_a_capture_that_fails_leaves_the_stream_and_the_next_one_works(
     assert torch.cuda.current_stream() == before
 
 
+@pytest.mark.gpu
+def test_recorders_of_one_device_share_a_stream() -> None:
+    """Each stream that multiplies keeps a workspace of cuBLAS, as long as the process lives."""
+    x = torch.randn(256, 256, device="cuda")
+    used = []
+    for _ in range(4):
+        recorder = CudaRecorder(torch.device("cuda", 0))
+        out, replay = recorder.capture(lambda: x @ x)
+        replay()
+        assert torch.allclose(out, x @ x)
+        del out, replay, recorder
+        torch.cuda.synchronize()
+        used.append(torch.cuda.memory_allocated())
+    assert used[1] == used[2] == used[3]
+
+
+@pytest.mark.gpus
+def test_each_device_captures_on_a_stream_of_its_own() -> None:
+    for index in (0, 1, 0):
+        device = torch.device("cuda", index)
+        x = torch.ones(4, device=device)
+        out, replay = CudaRecorder(device).capture(lambda x=x: x + 1)  # type: ignore[misc]
+        replay()
+        assert out.tolist() == [2.0] * 4
+
+
 ALL_GONE = """
 import torch
 from trimtab.replay import CudaRecorder

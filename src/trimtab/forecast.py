@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from trimtab.formats import resident_bytes
 from trimtab.hardware import ASSUMED_LINK_GBPS, Hardware
 from trimtab.outline import Outline
-from trimtab.plan import STREAMED, Forecast, PlacedUnit, Unit
+from trimtab.plan import STREAMED, Forecast, PlacedUnit, Unit, WeightSpec
 
-WEIGHT_SECONDS = 10e-6
-"""What a layer of a CUDA graph takes beside its products, for each of its weights: the small
-kernels between them. 90 us for a Llama layer's nine weights on an H200 (measured)."""
+MATRIX_SECONDS = 4e-6
+VECTOR_SECONDS = 30e-6
+"""What a layer of a CUDA graph takes beside its products, for each of its matrices and of its
+norms: the small kernels between them. Fitted to two models on an H200: 90 us for a Llama layer, of
+seven matrices and two norms; 230 us for one of Gemma 4 E4B, of seven or nine and six or seven."""
 
 TOKEN_SECONDS = 150e-6
 """The choice of a token and the inputs of the next (measured on an H200)."""
@@ -88,13 +90,20 @@ def _memory(
     gbps = (hardware.device_gbps or ASSUMED_DEVICE_GBPS) * READ_SHARE
     read = plain / gbps / 1e9 + packed / min(gbps, FOUR_BIT_GBPS) / 1e9
     layers = [unit for unit in used if unit.kind == "layer"]
-    small = TOKEN_SECONDS + WEIGHT_SECONDS * sum(len(unit.weights) for unit in layers)
+    small = TOKEN_SECONDS + sum(_small_kernels(one) for unit in layers for one in unit.weights)
     eager = EAGER_SECONDS * len(layers)
     if not captured and eager > read + small:
         return eager, f"{1e3 * EAGER_SECONDS:.1f} ms a layer to launch, as beside an H200"
     if small > read:
         return read + small, f"{1e6 * small:.0f} us of small kernels, as on an H200"
     return read + small, f"GPU memory {gbps:.0f} GB/s, {_known(hardware.device_gbps)}"
+
+
+def _small_kernels(weight: WeightSpec) -> float:
+    if weight.moves:
+        return MATRIX_SECONDS
+    # A product adds its bias.
+    return 0.0 if weight.name.endswith(".bias") else VECTOR_SECONDS
 
 
 def _tied(outline: Outline, unit: Unit) -> bool:

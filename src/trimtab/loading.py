@@ -19,7 +19,6 @@ from trimtab.errors import (
 )
 from trimtab.plan import Plan
 from trimtab.quantize import quantization_config
-from trimtab.readahead import read_ahead
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -64,17 +63,6 @@ def load_model(
         )
     check_loaded(said, plan, {alias for alias, _ in outline.ties})
     return model
-
-
-def reading_ahead(checkpoint: Checkpoint, plan: Plan) -> contextlib.AbstractContextManager[None]:
-    """While inside, the files come into half of the RAM that the plan leaves, ahead of the loader.
-
-    Around the making of the rooms, too: to pin memory takes as long as to read as much.
-    """
-    import psutil
-
-    spare = psutil.virtual_memory().available - plan.totals.get("cpu", 0)
-    return read_ahead(checkpoint, int(spare) // 2)
 
 
 def check_loaded(said: Mapping[str, Any], plan: Plan, tied: set[str]) -> None:

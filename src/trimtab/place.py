@@ -13,7 +13,7 @@ import torch
 from trimtab.adapters import AdapterHeader
 from trimtab.decode import steps_of
 from trimtab.intake import Intake
-from trimtab.loading import load_model, reading_ahead, settle
+from trimtab.loading import load_model, settle
 from trimtab.park import Gate, Wrapped
 from trimtab.placement import Placement, Progress
 from trimtab.plan import Plan
@@ -48,11 +48,10 @@ def place(
         TrimtabError: what it says; nothing is left behind.
     """
     with contextlib.ExitStack() as undo:
-        with reading_ahead(checkpoint, plan):
-            rooms = Rooms(plan, outline, disk_folder)
-            undo.callback(rooms.close)
-            with Intake(rooms.homes, progress).open():
-                model = load_model(checkpoint, outline, plan, rooms, load_options or {})
+        rooms = Rooms(plan, outline, disk_folder)
+        undo.callback(rooms.close)
+        with Intake(rooms.homes, progress).open():
+            model = load_model(checkpoint, outline, plan, rooms, load_options or {})
         gate = Gate(model)
         gate.units.extend(rooms.furnish(model, poison=poison))
         undo.enter_context(settle(model, plan))

@@ -23,9 +23,8 @@ class CudaRecorder:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # torch's own for captures is of the first device that captured, for the whole process.
-        self._stream = torch.cuda.Stream(device)
         self._graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
+        self._other: torch.cuda.Stream | None = None
 
     def capture(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
         graph = torch.cuda.CUDAGraph()
@@ -34,12 +33,25 @@ class CudaRecorder:
         pool = next((one.pool() for one in self._graphs), None)
         # And it stays on the capturing stream where a capture fails.
         with (
+            torch.cuda.device(self._device),
             torch.cuda.stream(torch.cuda.current_stream(self._device)),
-            torch.cuda.graph(graph, pool=pool, stream=self._stream),
+            torch.cuda.graph(graph, pool=pool, stream=self._stream()),
         ):
             out = work()
         self._graphs.add(graph)
         return out, graph.replay
+
+    def _stream(self) -> torch.cuda.Stream | None:
+        """torch's own stream for captures, None, where it is of this device.
+
+        It is made on the device that captures first, for the whole process; and each stream that
+        multiplies keeps a workspace of cuBLAS for good, so that others should be few.
+        """
+        own = torch.cuda.graph.default_capture_stream
+        if own is None or own.device == self._device:
+            return None
+        self._other = self._other or torch.cuda.Stream(self._device)
+        return self._other
 
 
 def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
