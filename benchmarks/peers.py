@@ -69,23 +69,26 @@ def rate(model: Any, count: int, **options: Any) -> float:
     return best
 
 
-def nf4(folder: Path) -> Any:
+def nf4(folder: Path, skipped: list[str] | None = None) -> Any:
     from transformers import BitsAndBytesConfig
 
     return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4",
                               bnb_4bit_use_double_quant=quant(folder) == "nf4-dq",
                               bnb_4bit_compute_dtype=torch.bfloat16,
-                              llm_int8_enable_fp32_cpu_offload=True)  # fmt: skip
+                              llm_int8_enable_fp32_cpu_offload=True,
+                              llm_int8_skip_modules=skipped)  # fmt: skip
 
 
 def quant(folder: Path) -> str:
     return (folder / "quant").read_text()
 
 
-def stock(folder: Path, where: Any, quantized: bool = True) -> Any:
+def stock(
+    folder: Path, where: Any, quantized: bool = True, skipped: list[str] | None = None
+) -> Any:
     from transformers import AutoModelForCausalLM
 
-    options = {"quantization_config": nf4(folder)} if quantized else {}
+    options = {"quantization_config": nf4(folder, skipped)} if quantized else {}
     return AutoModelForCausalLM.from_pretrained(
         folder / "base", dtype=torch.bfloat16, device_map=where, **options
     ).eval()
@@ -121,6 +124,11 @@ def sixteen_bits(folder: Path, found: dict[str, Any]) -> None:
     torch.save(logits(model), folder / "bf16.pt")
     found |= measure(model, 40)
     found["peak"] = torch.cuda.max_memory_allocated()
+    del model
+    torch.cuda.empty_cache()
+    # What accelerate's split computes: some layers in NF4, the others in 16 bits.
+    away = [name for name, where in accelerated(folder).items() if where == "cpu"]
+    torch.save(logits(stock(folder, {"": 0}, skipped=[*away, "lm_head"])), folder / "mixed.pt")
 
 
 def compiled(folder: Path, found: dict[str, Any]) -> None:
@@ -152,17 +160,19 @@ def static(folder: Path, found: dict[str, Any]) -> None:
     found["peak"] = torch.cuda.max_memory_allocated()
 
 
-def accelerate(folder: Path, found: dict[str, Any]) -> None:
-    """As many layers in NF4 on the GPU as take what trimtab's slots, adapter and cache take; the
-    others in 16 bits, as bitsandbytes leaves what is not on a GPU."""
+def accelerated(folder: Path) -> dict[str, Any]:
+    """As many layers on the GPU, in NF4, as take what trimtab's slots, adapter and cache take; the
+    others in RAM, in 16 bits, as bitsandbytes leaves what is not on a GPU."""
     where = all_on_cpu(folder)
     away = [name for name, device in where.items() if device == "cpu"]
-    where |= dict.fromkeys(away[: 6 * len(away) // 32], 0)
+    return where | dict.fromkeys(away[: 6 * len(away) // 32], 0)
+
+
+def accelerate(folder: Path, found: dict[str, Any]) -> None:
     start = time.perf_counter()
-    model = stock(folder, where)
+    model = stock(folder, accelerated(folder))
     found["load_s"] = time.perf_counter() - start
-    # The gate: NF4's own error in the layers that are quantized is let through.
-    gate(found, model, folder / "bf16.pt", 0.3)
+    gate(found, model, folder / "mixed.pt", 0.01)
     seconds(model, 32, 1)
     torch.cuda.reset_peak_memory_stats()
     short = seconds(model, 32, 1)
