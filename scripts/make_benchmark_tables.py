@@ -54,7 +54,7 @@ def decode(found: dict[str, Any]) -> list[Row]:
         one = found[share]
         rows.append(
             [
-                share if share != "resident" else "none",
+                streamed(share, one),
                 number(one["eager"]["per_second"]),
                 number(one["captured"]["per_second"]),
                 number(one["without adapter"]),
@@ -63,6 +63,13 @@ def decode(found: dict[str, Any]) -> list[Row]:
             ]
         )
     return rows
+
+
+def streamed(share: str, one: dict[str, Any]) -> str:
+    """How many layers are streamed; of a budget, how many that makes."""
+    if share.endswith("GiB"):
+        return f"{one['modes']['streamed']}, for {share.removesuffix('GiB')} GiB in all"
+    return "none" if share == "resident" else share
 
 
 def number(value: float) -> str:
@@ -74,6 +81,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], list[Row]]]] = {
     "peers": ("peers-32-layers-nf4-h200.json", peers),
     "peers with double quantization": ("peers-8-layers-nf4-dq-h200.json", peers),
     "decoding": ("decode-h200.json", decode),
+    "decoding of E4B": ("decode-e4b-h200.json", decode),
 }
 
 

@@ -34,6 +34,10 @@ def test_tokens_that_differ_are_not_hidden() -> None:
     assert tables.decode({"shares": ["resident"], "resident": one})[1] == [
         "none", "20.0", "254", "260", "1.000", "DIFFER",
     ]  # fmt: skip
+    one |= {"equal": True, "modes": {"streamed": 14}}
+    assert tables.decode({"shares": ["4GiB"], "4GiB": one})[1] == [
+        "14, for 4 GiB in all", "20.0", "254", "260", "1.000", "equal to resident",
+    ]  # fmt: skip
 
 
 def test_a_readme_without_a_place_for_a_table_is_refused() -> None:
