@@ -19,12 +19,14 @@ LAYOUT = SlabLayout.of(WEIGHTS)
 
 
 def contents(seed: int = 0) -> dict[str, dict[str, torch.Tensor]]:
-    """Random bits for every tensor of the layout, NaN and all; numbers for what is widened."""
+    """Random bits for every tensor of the layout, NaN and all; of what is widened random numbers,
+    NaN and infinity."""
     generator = torch.Generator().manual_seed(seed)
     flat = torch.randint(0, 256, (LAYOUT.room,), dtype=torch.uint8, generator=generator)
     widened = LAYOUT.widening(flat)
     assert widened is not None
     numbers = torch.randn(widened[1].shape, generator=generator)
+    numbers[:2] = torch.tensor([torch.nan, torch.inf])
     widened[0].copy_(numbers.to(widened[1].dtype))
     return {
         weight: {key: one.clone() for key, one in parts.items()}

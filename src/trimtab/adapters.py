@@ -8,6 +8,7 @@ import pickle
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -133,7 +134,11 @@ class AdapterHeader:
 
     def begins_own(self, part: str) -> bool:
         """Whether a part of a key is where the module's name ends and the adapter's own begins."""
-        return part.startswith((self.prefix, *_OTHERS))
+        return part.startswith(self._beginnings)
+
+    @cached_property
+    def _beginnings(self) -> tuple[str, ...]:
+        return (self.prefix, *_OTHERS)
 
     def is_shared(self, key: str) -> bool:
         """Whether a key is of what all layers share, such as VeRA's projections."""
@@ -144,7 +149,7 @@ class AdapterHeader:
         """Keys of whole modules that were trained: `modules_to_save`."""
         return tuple(key for key in self.tensors if not self.is_own(key) and self._is_saved(key))
 
-    @property
+    @cached_property
     def base_tensors(self) -> tuple[str, ...]:
         """Keys of tensors that belong to the base model: biases, embedding tables."""
         return tuple(

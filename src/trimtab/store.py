@@ -156,7 +156,7 @@ def accept(
     if span.rests is None:
         return span, tensor
     short = tensor.to(span.rests)
-    if not torch.equal(short.to(span.dtype), tensor):
+    if not torch.allclose(short.to(span.dtype), tensor, rtol=0, atol=0, equal_nan=True):
         raise FormatFault(
             "TT508",
             f"{weight} ({key}) was loaded with more digits than {span.rests} has",
