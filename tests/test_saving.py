@@ -96,6 +96,25 @@ def test_it_is_the_file_that_transformers_writes(name: str, quant: str, tmp_path
         assert configs[0][key] == configs[1][key]
 
 
+def test_a_config_that_is_not_true_of_its_scales_is_found(tmp_path: Path) -> None:
+    base, out = tiny.checkpoint("llama", dtype=torch.float32), tmp_path / "out"
+    with placed(base, "nf4", AWAY["all"], dtype="float32") as one:
+        one.save_quantized(out)
+        logits = tiny.logits(one.model, tiny.inputs(base))
+    with placed(out, "auto", AWAY["all"]) as again:
+        assert torch.equal(tiny.logits(again.model, tiny.inputs(base)), logits)
+    config = json.loads((out / "config.json").read_text())
+    assert config["quantization_config"]["quantized_from"] == "float32"
+    config["quantization_config"]["quantized_from"] = "bfloat16"
+    (out / "config.json").write_text(json.dumps(config))
+    with pytest.raises(FormatFault, match=r"more digits than torch\.bfloat16") as caught:
+        placed(out, "auto", AWAY["all"])
+    assert caught.value.code == "TT508"
+    # Where nothing moves, nothing depends on it.
+    with placed(out, "auto") as resident:
+        assert torch.equal(tiny.logits(resident.model, tiny.inputs(base)), logits)
+
+
 @pytest.mark.parametrize("quant", ["nf4-dq", "int8"])
 @pytest.mark.parametrize("away", AWAY)
 def test_wherever_it_rests_and_after_it_ran(away: str, quant: str, tmp_path: Path) -> None:

@@ -161,7 +161,8 @@ def accept(
             "TT508",
             f"{weight} ({key}) was loaded with more digits than {span.rests} has",
             why=f"the plan takes it for quantized from {span.rests}, and it was not",
-            fix="quantize the model again, from its 16-bit checkpoint",
+            fix="quantize the model again from its 16-bit checkpoint, or take quantized_from out "
+            "of the quantization_config in its config.json",
         )
     return span, short
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 BLOCK = 64
 NESTED_BLOCK = 256
 SHORT = ("bfloat16", "float16")
+"""Dtypes that a scale may rest in, where the weights had no more digits."""
 
 
 @dataclass(frozen=True)

@@ -8,18 +8,23 @@ RULE = Rule(
     code="TT508",
     seen="""
         A weight arrived from the loader in another format, shape or dtype than the plan
-        counted.
+        counted, or its scales have more digits than the dtype that the plan takes them for
+        quantized from.
         """,
     why="""
         The plan was made with other versions of transformers or bitsandbytes, or a quantizer
-        leaves a module out that the outline did not expect (`llm_int8_skip_modules`).
+        leaves a module out that the outline did not expect (`llm_int8_skip_modules`). Or a
+        stored checkpoint's `quantized_from` is not true: scales are weights, and have their
+        digits.
         """,
     versions="""
         All. If plan and loading use the same versions, it is a fault of trimtab.
         """,
     fix="""
         Make the plan again with the installed versions. If it happens with a fresh plan, report
-        it with the name of the weight and the versions.
+        it with the name of the weight and the versions. For scales with more digits, quantize
+        the model again from its 16-bit checkpoint, or take `quantized_from` out of the
+        `quantization_config` in its config.json.
         """,
     library="trimtab",
     not_helping="""
