@@ -122,3 +122,24 @@ def test_graphs_may_all_go_before_the_next_is_captured(segments: str) -> None:
         timeout=120,
     )
     assert ran.returncode == 0, ran.stderr[-2000:]
+
+
+class Stream:
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+
+def test_a_recorder_takes_torch_s_own_stream_where_it_is_of_its_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    first, second = torch.device("cuda", 0), torch.device("cuda", 1)
+    monkeypatch.setattr(torch.cuda.graph, "default_capture_stream", None)
+    assert CudaRecorder(second)._stream() is None  # torch makes it there
+    monkeypatch.setattr(torch.cuda.graph, "default_capture_stream", Stream(second))
+    assert CudaRecorder(second)._stream() is None
+    other = CudaRecorder(first)
+    made = other._stream()
+    assert made is not None
+    assert made.device == first
+    assert other._stream() is made
