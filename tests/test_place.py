@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+import transformers
 
 import tiny
 from placing import AWAY, placed
@@ -110,6 +111,26 @@ def test_scales_rest_as_short_as_the_weights_they_come_from(
             found = tiny.logits(placement.model, given)
         with placed(folder, quant, (), device=device, dtype=dtype) as resident:
             assert torch.equal(tiny.logits(resident.model, given), found)
+
+
+@pytest.mark.parametrize("device", tiny.DEVICES)
+def test_scales_of_what_is_kept_in_float32_have_its_digits(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = ["o_proj"]
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "_keep_in_fp32_modules_strict", kept)
+    folder = tiny.checkpoint("llama", dtype=torch.float32)
+    given = tiny.inputs(folder, device=device)
+    options: dict[str, Any] = {"device": device, "dtype": "bfloat16"}
+    with placed(folder, "nf4", AWAY["all"], **options) as placement:
+        unit = placement.plan.of_mode("streamed")[0]
+        spans = placement._rooms.slabs[unit.name].layout.spans
+        rests = {name.split(".")[-2]: span["absmax"].stored for name, span in spans.items()}
+        found = tiny.logits(placement.model, given)
+    assert rests.pop("o_proj") is torch.float32
+    assert set(rests.values()) == {torch.bfloat16}
+    with placed(folder, "nf4", (), **options) as resident:
+        assert torch.equal(tiny.logits(resident.model, given), found)
 
 
 @pytest.mark.gpu

@@ -201,12 +201,13 @@ class _Units:
                 continue
             storage = self._storage(module, key)
             dtype = str(parameter.dtype).removeprefix("torch.")
+            kept = self.float32 is not None and self.float32.search(name) is not None
             if storage != "plain":
                 # A stored checkpoint's skeleton has its bytes' dtype here, not the weight's.
                 dtype = self.dtype
-            elif self.float32 is not None and self.float32.search(name):
+            elif kept:
                 dtype = "float32"
-            origin = None if storage == "plain" else self.quantized_from
+            origin = None if storage == "plain" or kept else self.quantized_from
             yield WeightSpec(name, tuple(parameter.shape), dtype, storage, origin)
 
     def _storage(self, module: nn.Module, key: str) -> str:
