@@ -3,81 +3,26 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import transformers
 from accelerate import dispatch_model
 from peft import LoraConfig
 from safetensors.torch import load_file
 
 import kinds
 import trimtab
-from tiny import (
-    adapter,
-    checkpoint,
-    inputs,
-    logits,
-    quantization_config,
-    reference,
-    tokens,
-    writable,
-)
+from dispatched import half_on_disk, mixed_map, placed, placement
+from tiny import adapter, checkpoint, inputs, logits, reference, tokens, writable
 from trimtab import foreign
 from trimtab.adapted import base_parameters
 from trimtab.adapters import read_adapter
 from trimtab.apply import load_onto
-from trimtab.errors import AdapterFault, PlacementFault, RunningFault
+from trimtab.errors import AdapterFault
 
 pytestmark = pytest.mark.filterwarnings("ignore:Some parameters are on the meta device")
-
-LAYERS = {"gemma4": "model.language_model.layers", "gemma3-vlm": "model.language_model.layers"}
-
-
-def mixed_map(model: torch.nn.Module, name: str, runs: Any = "cpu", rests: str = "disk") -> Any:
-    """Every other layer, and the towers, rest elsewhere; what is around them runs on `runs`."""
-    layers = LAYERS.get(name, "model.layers")
-    chosen = {
-        f"{layers}.{number}": rests
-        for number in range(len(model.get_submodule(layers)))
-        if number % 2
-    }
-    chosen |= {
-        full: rests
-        for full in ("model.vision_tower", "model.audio_tower")
-        if any(one == full for one, _ in model.named_modules())
-    }
-
-    def fill(prefix: str, module: torch.nn.Module) -> None:
-        for last, child in module.named_children():
-            full = f"{prefix}{last}"
-            if any(one.startswith(f"{full}.") for one in chosen):
-                fill(f"{full}.", child)
-            elif full not in chosen:
-                chosen[full] = runs
-
-    fill("", model)
-    return chosen
-
-
-def placed(folder: Path, device_map: Any, offload: Path, quant: str = "none") -> Any:
-    (kind,) = json.loads((folder / "config.json").read_text())["architectures"]
-    return getattr(transformers, kind).from_pretrained(
-        folder,
-        dtype=torch.bfloat16,
-        device_map=device_map,
-        offload_folder=str(offload),
-        quantization_config=quantization_config(quant),
-    )
-
-
-def half_on_disk(name: str, tmp_path: Path) -> tuple[Path, Any]:
-    folder = writable(checkpoint(name), tmp_path)
-    return folder, placed(folder, mixed_map(reference(folder), name), tmp_path / "offload")
 
 
 def files(folder: Path) -> dict[str, str]:
@@ -86,25 +31,6 @@ def files(folder: Path) -> dict[str, str]:
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
-
-
-def placement(base: torch.nn.Module) -> list[Any]:
-    """Hooks, map, and where each of the base's parameters is, whatever PEFT has put around them."""
-
-    def plain(name: str) -> str:
-        return name.replace(".base_layer", "")
-
-    hooks = sorted(
-        (plain(name), id(one._hf_hook))
-        for name, one in base.named_modules()
-        if "_hf_hook" in vars(one)
-    )
-    homes = sorted(
-        (plain(name), str(one.device))
-        for name, one in base.named_parameters()
-        if ".lora_" not in name
-    )
-    return [hooks, dict(base.hf_device_map), homes]
 
 
 def hooks_and_homes(base: torch.nn.Module) -> list[Any]:
@@ -288,62 +214,6 @@ def test_a_forward_that_fails_leaves_the_layer_offloaded(
     assert torch.equal(logits(model, given), expected)
 
 
-def test_an_adapter_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
-    folder, base = half_on_disk("llama", tmp_path)
-    path = Path(shutil.copytree(adapter(checkpoint("llama")), tmp_path / "broken"))
-    weights = load_file(path / "adapter_model.safetensors")
-    del weights["base_model.model.model.layers.3.self_attn.q_proj.lora_B.weight"]
-    from safetensors.torch import save_file
-
-    save_file(weights, path / "adapter_model.safetensors")
-    given = inputs(folder)
-    before = [placement(base), logits(base, given), [id(one) for one in base.modules()]]
-    with pytest.raises(AdapterFault, match="TT312"):
-        trimtab.attach(base, path)
-    assert placement(base) == before[0]
-    assert torch.equal(logits(base, given), before[1])
-    assert [id(one) for one in base.modules()] == before[2]
-
-
-def test_a_quantized_layer_on_meta_is_refused(tmp_path: Path) -> None:
-    folder = checkpoint("llama")
-    base = reference(folder, "nf4")
-    dispatched = base.get_submodule("model.layers.1.mlp.up_proj")
-    from accelerate.hooks import AlignDevicesHook, add_hook_to_module
-
-    weights = {"weight": dispatched.weight.data.clone()}
-    hook = AlignDevicesHook(execution_device="cpu", offload=False)
-    add_hook_to_module(dispatched, hook)
-    hook.offload, hook.weights_map = True, weights
-    dispatched.weight = torch.nn.Parameter(dispatched.weight.data.to("meta"), requires_grad=False)
-    with pytest.raises(PlacementFault, match="TT204"):
-        trimtab.attach(base, adapter(folder))
-
-
-def test_a_base_on_meta_is_refused() -> None:
-    folder = checkpoint("llama")
-    config = transformers.AutoConfig.from_pretrained(folder)
-    with torch.device("meta"):
-        base = transformers.AutoModelForCausalLM.from_config(config)
-    with pytest.raises(PlacementFault, match="TT207"):
-        trimtab.attach(base, adapter(folder))
-
-
-def test_merging_and_training_are_refused(tmp_path: Path) -> None:
-    folder, base = half_on_disk("llama", tmp_path)
-    path, given = adapter(checkpoint("llama")), inputs(folder)
-    model = trimtab.attach(base, path)
-    expected = logits(model, given)
-    for merge in (model.merge_adapter, model.merge_and_unload):
-        with pytest.raises(AdapterFault, match="TT309"):
-            merge()
-    with pytest.raises(AdapterFault, match="TT309"):
-        base.get_submodule("model.layers.1.mlp.up_proj").merge()
-    with pytest.raises(RunningFault, match="TT607"):
-        model.load_adapter(path, "trained", is_trainable=True)
-    assert torch.equal(logits(model, given), expected)
-
-
 @pytest.mark.parametrize(
     "extra", [{}, {"use_dora": True}, {"modules_to_save": ["input_layernorm"]}]
 )
@@ -370,22 +240,6 @@ def fill_new(model: Any) -> None:
     for name, one in model.named_parameters():
         if ".lora_B.new." in name:
             one.data.copy_(torch.randn(one.shape, generator=generator) * 0.1)
-
-
-def test_a_new_adapter_that_would_rewrite_the_base_is_refused(tmp_path: Path) -> None:
-    folder, base = half_on_disk("llama", tmp_path)
-    path, given = adapter(checkpoint("llama")), inputs(folder)
-    model = trimtab.attach(base, path)
-    expected, before = logits(model, given), placement(base)
-    for init, said in (("pissa", "TT308"), ("sideways", "sideways")):
-        config = LoraConfig(r=4, target_modules=["q_proj"])
-        config.init_lora_weights = init
-        with pytest.raises((AdapterFault, ValueError), match=said):
-            model.add_adapter("other", config)
-        assert tuple(model.peft_config) == ("default",)
-        assert not any(".other." in name for name, _ in model.named_parameters())
-        assert placement(base) == before
-        assert torch.equal(logits(model, given), expected)
 
 
 def test_many_beside_each_other(tmp_path: Path) -> None:

@@ -84,11 +84,15 @@ WHOLE = {
     "layers",
     "matrix",
     "place_mechanisms",
+    "merge_files",
+    "merge_refusals",
+    "attach_refusals",
+    "situations",
     "cases",
     "real",
     "package",
 }
-"""Tests of more than one file: `test_<name>.py` without a `<name>.py`."""
+"""Tests of more than one file, or of a part of one: `test_<name>.py` without a `<name>.py`."""
 
 MAX_FILE, MAX_FUNCTION = 400, 60
 

@@ -1,0 +1,91 @@
+"""What is refused on bases that accelerate has placed, which stay as they were."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from peft import LoraConfig
+from safetensors.torch import load_file
+
+import trimtab
+from dispatched import half_on_disk, placement
+from tiny import adapter, checkpoint, inputs, logits, reference
+from trimtab.errors import AdapterFault, PlacementFault, RunningFault
+
+pytestmark = pytest.mark.filterwarnings("ignore:Some parameters are on the meta device")
+
+
+def test_an_adapter_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
+    folder, base = half_on_disk("llama", tmp_path)
+    path = Path(shutil.copytree(adapter(checkpoint("llama")), tmp_path / "broken"))
+    weights = load_file(path / "adapter_model.safetensors")
+    del weights["base_model.model.model.layers.3.self_attn.q_proj.lora_B.weight"]
+    from safetensors.torch import save_file
+
+    save_file(weights, path / "adapter_model.safetensors")
+    given = inputs(folder)
+    before = [placement(base), logits(base, given), [id(one) for one in base.modules()]]
+    with pytest.raises(AdapterFault, match="TT312"):
+        trimtab.attach(base, path)
+    assert placement(base) == before[0]
+    assert torch.equal(logits(base, given), before[1])
+    assert [id(one) for one in base.modules()] == before[2]
+
+
+def test_a_quantized_layer_on_meta_is_refused(tmp_path: Path) -> None:
+    folder = checkpoint("llama")
+    base = reference(folder, "nf4")
+    dispatched = base.get_submodule("model.layers.1.mlp.up_proj")
+    from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+
+    weights = {"weight": dispatched.weight.data.clone()}
+    hook = AlignDevicesHook(execution_device="cpu", offload=False)
+    add_hook_to_module(dispatched, hook)
+    hook.offload, hook.weights_map = True, weights
+    dispatched.weight = torch.nn.Parameter(dispatched.weight.data.to("meta"), requires_grad=False)
+    with pytest.raises(PlacementFault, match="TT204"):
+        trimtab.attach(base, adapter(folder))
+
+
+def test_a_base_on_meta_is_refused() -> None:
+    folder = checkpoint("llama")
+    config = transformers.AutoConfig.from_pretrained(folder)
+    with torch.device("meta"):
+        base = transformers.AutoModelForCausalLM.from_config(config)
+    with pytest.raises(PlacementFault, match="TT207"):
+        trimtab.attach(base, adapter(folder))
+
+
+def test_merging_and_training_are_refused(tmp_path: Path) -> None:
+    folder, base = half_on_disk("llama", tmp_path)
+    path, given = adapter(checkpoint("llama")), inputs(folder)
+    model = trimtab.attach(base, path)
+    expected = logits(model, given)
+    for merge in (model.merge_adapter, model.merge_and_unload):
+        with pytest.raises(AdapterFault, match="TT309"):
+            merge()
+    with pytest.raises(AdapterFault, match="TT309"):
+        base.get_submodule("model.layers.1.mlp.up_proj").merge()
+    with pytest.raises(RunningFault, match="TT607"):
+        model.load_adapter(path, "trained", is_trainable=True)
+    assert torch.equal(logits(model, given), expected)
+
+
+def test_a_new_adapter_that_would_rewrite_the_base_is_refused(tmp_path: Path) -> None:
+    folder, base = half_on_disk("llama", tmp_path)
+    path, given = adapter(checkpoint("llama")), inputs(folder)
+    model = trimtab.attach(base, path)
+    expected, before = logits(model, given), placement(base)
+    for init, said in (("pissa", "TT308"), ("sideways", "sideways")):
+        config = LoraConfig(r=4, target_modules=["q_proj"])
+        config.init_lora_weights = init
+        with pytest.raises((AdapterFault, ValueError), match=said):
+            model.add_adapter("other", config)
+        assert tuple(model.peft_config) == ("default",)
+        assert not any(".other." in name for name, _ in model.named_parameters())
+        assert placement(base) == before
+        assert torch.equal(logits(model, given), expected)
