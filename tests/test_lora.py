@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -53,6 +54,36 @@ def test_a_layer_computes_the_same_by_products_and_has_its_forward_back(
     assert not any("forward" in vars(layer) for layer in found)
     with shortcuts.taken(found, torch.bfloat16), shortcuts.taken(found, torch.bfloat16) as again:
         assert again == 0
+
+
+class Beside(TorchProducts):
+    """Products of which the first may still be read while the base computes."""
+
+    def __init__(self) -> None:
+        self.read: list[weakref.ref[torch.Tensor]] = []
+
+    def down(self, x: torch.Tensor, lora: Any) -> torch.Tensor:
+        assert x.is_contiguous()
+        self.read.append(weakref.ref(x))
+        return super().down(x, lora)
+
+    def add(self, base: torch.Tensor, down: torch.Tensor, lora: Any) -> torch.Tensor:
+        assert self.read[-1]() is not None
+        return super().add(base, down, lora)
+
+
+@torch.no_grad()
+def test_what_is_read_beside_the_base_is_held_until_both_are_done(placement: Placement) -> None:
+    products = Beside()
+    layer = layers(placement)[0]
+    x = given(layer, 2).reshape(1, -1, 2).transpose(1, 2)
+    assert not x.is_contiguous()
+    before = layer(x)
+    with Shortcuts(products).taken([layer], torch.bfloat16):
+        products.read.clear()
+        # In another order of memory sums run in another order.
+        assert torch.allclose(layer(x), before, rtol=BOUND, atol=BOUND)
+    assert len(products.read) == 1
 
 
 @torch.no_grad()

@@ -42,7 +42,8 @@ class Lora:
 class Products(Protocol):
     """The two products of a LoRA.
 
-    `down(x, lora)`: x [..., in] to float32 [tokens, rank], beside what is computed meanwhile.
+    `down(x, lora)`: x [..., in], contiguous, to float32 [tokens, rank], beside what is computed
+    meanwhile: whoever calls keeps x until `add` has returned.
     `add(base, down, lora)`: the layer's output of the base's [..., out], a tensor of its own.
     """
 
@@ -152,5 +153,7 @@ def through(
     few = x.numel() <= TOKENS * x.shape[-1]
     if args or kwargs or not few or torch.is_autocast_enabled():
         return own(x, *args, **kwargs)
-    down = products.down(x, lora)
+    # Held here: memory that is let go could be used again before it has been read beside.
+    given = x.contiguous()
+    down = products.down(given, lora)
     return products.add(layer.base_layer(x), down, lora)

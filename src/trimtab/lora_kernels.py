@@ -62,7 +62,6 @@ class Kernels:
 
     def down(self, x: torch.Tensor, lora: Lora) -> torch.Tensor:
         rank, width = lora.down.shape
-        x = x.contiguous()
         tokens = x.numel() // width
         # Made on the main stream, which also lets it go: nobody has it while it is in use.
         out = torch.empty((tokens, rank), dtype=torch.float32, device=x.device)
