@@ -12,6 +12,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ import torch
 import transformers
 
 import fetch_smollm2  # of scripts/
+from trimtab.disk import DiskFolder
 
 torch.set_num_threads(1)  # same order of sums on every machine, and the tensors are tiny
 transformers.utils.logging.disable_progress_bar()
@@ -59,3 +61,11 @@ def _smollm2() -> Path:
 def smollm2() -> Path:
     """The folder of SmolLM2-135M-Instruct, for tests marked `real`; not to be changed."""
     return _smollm2()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[DiskFolder]:
+    """A folder for slabs; closed in the end."""
+    made = DiskFolder(tmp_path / "disk")
+    yield made
+    made.close()

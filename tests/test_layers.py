@@ -84,6 +84,7 @@ WHOLE = {
     "layers",
     "matrix",
     "place_mechanisms",
+    "planner_maps",
     "merge_files",
     "merge_refusals",
     "attach_refusals",

@@ -1,74 +1,29 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import tiny
+from planning import ROOMY, books_balance, many_layers, modes, needed, outline, planned, unit
 from trimtab import costs
-from trimtab.checkpoint import open_checkpoint
-from trimtab.errors import DoesNotFit, EnvironmentFault, RunningFault
+from trimtab.errors import DoesNotFit, RunningFault
 from trimtab.formats import moving_bytes
-from trimtab.hardware import ALLOCATOR, CAPTURE, CUDA_CONTEXT, Hardware
+from trimtab.hardware import ALLOCATOR, CAPTURE, CUDA_CONTEXT
 from trimtab.memory import Budget, GiB, KiB, MiB
-from trimtab.outline import CacheLayer, Outline, build_outline
+from trimtab.outline import CacheLayer, Outline
 from trimtab.plan import (
     IDLE,
     LOOKED_UP,
     RESIDENT,
     STREAMED,
-    PlacedUnit,
     Plan,
     PlannedAdapter,
     Unit,
     WeightSpec,
 )
-from trimtab.planner import make_plan
-
-MACHINE = Hardware((), 64 * GiB, 32 * GiB, GiB, 12.0, 300.0)
-ROOMY = Budget("gpu:0", 8 * GiB, 8 * GiB, 8 * GiB)
-
-
-@functools.cache
-def outline(name: str, quant: str = "none") -> Outline:
-    return build_outline(open_checkpoint(tiny.checkpoint(name)), quant)
-
-
-def planned(found: Outline | str, budget: Budget = ROOMY, **options: Any) -> Plan:
-    found = outline(found) if isinstance(found, str) else found
-    options = {"context": 32, **options}
-    return make_plan(found, budget, hardware=MACHINE, **options)
-
-
-def needed(found: Outline, runs: str = "gpu:0", **options: Any) -> int:
-    """Bytes on the device that runs when everything is resident."""
-    roomy = ROOMY if runs != "cpu" else Budget("cpu", 0, 8 * GiB, 8 * GiB)
-    return planned(found, roomy, **options).totals[runs]
-
-
-def modes(made: Plan) -> dict[str, str]:
-    return {unit.name: unit.mode for unit in made.units}
-
-
-def unit(made: Plan, name: str) -> PlacedUnit:
-    return next(one for one in made.units if one.name == name)
-
-
-def books_balance(made: Plan) -> None:
-    """The totals are the sum of what is said of the units and of the costs."""
-    for tier, total in made.totals.items():
-        resting = sum(one.moving_bytes for one in made.units if one.rests == tier)
-        staging = 0
-        if tier == made.runs:
-            resting = sum(one.staying_bytes for one in made.units) + sum(made.costs.values())
-        elif tier == "cpu":
-            staging = 2 * max((u.moving_bytes for u in made.units if u.rests == "disk"), default=0)
-        assert total == resting + staging
-
 
 # ------------------------------------------------------------------------- the order of choices
 
@@ -217,81 +172,6 @@ def test_a_plan_is_saved_whole(tmp_path: Any) -> None:
     assert Plan.load(tmp_path / "plan.json") == made
 
 
-# ------------------------------------------------------------------------------------ device maps
-
-
-def test_a_map_is_obeyed() -> None:
-    layer = "model.language_model.layers"
-    made = planned(
-        "gemma4",
-        device_map={
-            "": 0,
-            "model.vision_tower": "cpu",
-            "model.embed_vision": "disk",
-            f"{layer}.1": "cpu",
-            f"{layer}.3": "disk",
-            f"{layer}.5.mlp": "cpu",
-            "model.language_model.embed_tokens_per_layer": "cpu",
-        },
-    )
-    away = {one.name: (one.mode, one.rests) for one in made.units if one.mode != RESIDENT}
-    assert away == {
-        "model.vision_tower": (IDLE, "cpu"),
-        "model.embed_vision": (IDLE, "disk"),
-        "model.language_model.embed_tokens_per_layer": (LOOKED_UP, "cpu"),
-        f"{layer}.1": (STREAMED, "cpu"),
-        f"{layer}.3": (STREAMED, "disk"),
-        f"{layer}.5": (STREAMED, "cpu"),
-    }
-    assert all(".mlp." in name for name in unit(made, f"{layer}.5").moving)
-    assert made.notes[-1].endswith("parameters of one dimension (norms, biases) stay on gpu:0")
-    books_balance(made)
-
-
-@pytest.mark.parametrize("away", ["lm_head", "model.embed_tokens"])
-def test_tied_tables_have_one_copy(away: str) -> None:
-    made = planned("llama-tied", device_map={"": 0, away: "cpu"})
-    assert set(modes(made).values()) == {RESIDENT}
-    said = [note for note in made.notes if "there is one copy" in note]
-    assert bool(said) == (away == "model.embed_tokens")
-
-
-def test_a_table_on_the_disk_of_a_gpu_rests_in_ram() -> None:
-    made = planned("llama", device_map={"": 0, "model.embed_tokens": "disk"})
-    assert (modes(made)["model.embed_tokens"], made.totals["disk"]) == (LOOKED_UP, 0)
-    assert unit(made, "model.embed_tokens").rests == "cpu"
-    assert "a GPU reads rows of RAM" in made.notes[0]
-
-
-def test_parts_of_a_unit_in_two_tiers() -> None:
-    layer = "model.layers.2"
-    made = planned("llama", device_map={"": 0, f"{layer}.mlp": "cpu", f"{layer}.self_attn": "disk"})
-    assert unit(made, layer).rests == "disk"
-    assert made.notes[0] == f"parts of {layer} are mapped to cpu and to disk: all rest on the disk"
-
-
-def test_everything_away() -> None:
-    """A catch-all to the disk: what cannot move stays, and is said."""
-    made = planned("gemma4", Budget("cpu", 0, GiB, GiB), device_map={"": "disk"})
-    assert {one.mode for one in made.units if one.kind == "layer"} == {STREAMED}
-    assert unit(made, "model.language_model.embed_tokens").mode == RESIDENT
-    assert unit(made, "").mode == RESIDENT
-    books_balance(made)
-
-
-def test_a_map_that_names_a_gpu_without_one() -> None:
-    with pytest.raises(EnvironmentFault) as caught:
-        planned("llama", Budget("cpu", 0, GiB, 0), device_map={"": 0})
-    assert caught.value.code == "TT103"
-
-
-def test_a_map_is_counted_against_the_budget() -> None:
-    with pytest.raises(DoesNotFit) as caught:
-        planned("llama", Budget("gpu:0", GiB, 10, 0), device_map={"": 0, "model.layers.1": "cpu"})
-    assert caught.value.what.startswith("as the device map places it, the model does not fit")
-    assert caught.value.parts["tier"] == "cpu and disk"
-
-
 # ------------------------------------------------------------------------------------- refusals
 
 
@@ -335,19 +215,6 @@ def test_a_modality_that_the_model_does_not_take(name: str, asked: str) -> None:
 
 
 # ----------------------------------------------------------------------------------- properties
-
-
-def many_layers(count: int) -> Outline:
-    layers = tuple(
-        Unit(
-            f"layers.{at}", "layer", (WeightSpec(f"layers.{at}.w", (256, 256), "bfloat16", "nf4"),)
-        )
-        for at in range(count)
-    )
-    units = (*layers, Unit("", "rest", (WeightSpec("norm.weight", (64,), "bfloat16"),)))
-    cache = (CacheLayer(1, 16, None, False),) * count
-    nothing: frozenset[str] = frozenset()
-    return Outline("A", units, (), cache, 100, 64, "bfloat16", "nf4", nothing, nothing)
 
 
 @st.composite
