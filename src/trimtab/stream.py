@@ -142,10 +142,9 @@ class Ring:
 
     def ready(self) -> tuple[int | None, ...]:
         """What each slot holds, as a recorded token would leave it."""
-        free = [slot for slot in self.slots if not slot.busy]
-        if self._leaves_one and free and all(slot.holds is not None for slot in free):
-            last = len(self._slabs) - 1
-            max(free, key=lambda slot: self._distance(slot.holds, last)).holds = None
+        spare = self._victim(len(self._slabs) - 1) if self._leaves_one else None
+        if spare is not None:
+            spare.holds = None
         return self.held
 
     def fence(self) -> None:
