@@ -112,7 +112,9 @@ def compared(
     with uncaptured(placed):
         _, theirs = with_logits(placed.model, ids, at + 1, **static(placed))
     rows = {"captured": ours.rows[at][0].float(), "eager": theirs.rows[at][0].float()}
-    whole = torch.cat([ids, torch.tensor([tokens[:at]], dtype=torch.long, device="cuda")], dim=1)
+    whole = torch.cat(
+        [ids, torch.tensor([tokens[:at]], dtype=torch.long, device=ids.device)], dim=1
+    )
     exact = in_float32(placed.plan, whole)
     pair = [tokens[at], eagerly[at]]
     kept = exact.isfinite() & rows["eager"].isfinite()
