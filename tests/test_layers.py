@@ -88,6 +88,7 @@ WHOLE = {
     "merge_files",
     "merge_refusals",
     "attach_refusals",
+    "stream_races",
     "situations",
     "cases",
     "real",
