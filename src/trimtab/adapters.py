@@ -184,8 +184,10 @@ def adapter_bytes(header: AdapterHeader) -> int:
     return total
 
 
-def read_adapter(source: str | Path) -> AdapterHeader:
+def read_adapter(source: str | Path | AdapterHeader) -> AdapterHeader:
     """Reads an adapter's config and header, from a local folder or a hub name.
+
+    What has been read already is returned as it is.
 
     Raises:
         AdapterFault: TT301, no adapter or no weights there; TT302, a config or weights file that
@@ -195,6 +197,8 @@ def read_adapter(source: str | Path) -> AdapterHeader:
         >>> read_adapter("./sql-lora").ranks  # doctest: +SKIP
         (16,)
     """
+    if isinstance(source, AdapterHeader):
+        return source
     folder = _local(source)
     name = str(source)
     config_file = _config_file(folder, name)

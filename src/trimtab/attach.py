@@ -91,8 +91,7 @@ def attach(
         ...     "me/base", device_map="auto", offload_folder="offload")
         >>> model = trimtab.attach(base, "me/sql-lora")  # doctest: +SKIP
     """
-    header = adapter if isinstance(adapter, AdapterHeader) else read_adapter(adapter)
-    model, _ = _put(base_model, header, name, allow_unused, allow_other_base)
+    model, _ = _put(base_model, read_adapter(adapter), name, allow_unused, allow_other_base)
     return model
 
 

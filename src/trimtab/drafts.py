@@ -57,7 +57,8 @@ def _stored(weight: WeightSpec) -> tuple[str, tuple[int, ...], str, str | None]:
 
 def _here(weights: Sequence[WeightSpec]) -> int:
     """Bytes of these weights on the device that runs."""
-    return sum(resident_bytes(*_stored(one)[:3]) for one in weights) + _code_bytes(weights)
+    own = sum(resident_bytes(one.storage, one.shape, one.dtype) for one in weights)
+    return own + _code_bytes(weights)
 
 
 def _code_bytes(weights: Sequence[WeightSpec]) -> int:

@@ -121,7 +121,7 @@ class Placement:
                 f"an adapter named {name!r} is loaded already",
                 fix="give another name, or remove_adapter first",
             )
-        header = source if isinstance(source, AdapterHeader) else read_adapter(source)
+        header = read_adapter(source)
         # No call may run meanwhile: a LoRA is put on with the others out of sight.
         with self._gate.passing():
             self.shelf.make_room(adapter_bytes(header))
@@ -158,7 +158,7 @@ class Placement:
                 TT3nn as for `add_adapter`. The loaded adapter is then as it was.
         """
         self._check_adapter(name)
-        header = source if isinstance(source, AdapterHeader) else read_adapter(source)
+        header = read_adapter(source)
         with self._gate.passing():
             decided = fit_model(
                 self.model,
@@ -312,7 +312,6 @@ class Placement:
             self._shutdown.close()
             allow_merging(self.model)
             self._switch.let_go()
-            self.shelf.close()
             self.model = None
             self._modules.clear()
 

@@ -66,9 +66,8 @@ def measure(
 
     On a GPU the measured bytes of the device are torch's peak since loading began, less what the
     process held before, and the planned ones those without the CUDA context, which torch does not
-    see. On a CPU, and for host memory
-    and disk, they are the bytes of what lies there now. `pace` is the tokens per second of the
-    last answer.
+    see. On a CPU, and for host memory and disk, they are the bytes of what lies there now. `pace`
+    is the tokens per second of the last answer.
     """
     measured = {
         "cpu": sum(slab.layout.nbytes for slab in rooms.slabs.values() if slab.tier == "cpu"),
