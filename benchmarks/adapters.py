@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
+import generating
 import shapes
 
 COUNTS = (1, 10, 50)
@@ -187,15 +188,8 @@ def capped(placed: Any, size: int) -> dict[str, Any]:
 
 
 def generate(placed: Any, name: str) -> list[int]:
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(1, 200, (1, 32), generator=generator).to(placed.device)
-    with placed.using(name) as model, torch.no_grad():
-        out = model.generate(
-            input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, pad_token_id=0,
-            min_new_tokens=TOKENS, max_new_tokens=TOKENS,
-        )  # fmt: skip
-    found: list[int] = out[0, 32:].tolist()
-    return found
+    with placed.using(name) as model:
+        return generating.generate(model, generating.prompt(32, placed.device, 200), TOKENS)[0]
 
 
 def timed(work: Callable[[], Any]) -> float:

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 
-def prompt(count: int) -> torch.Tensor:
-    """Token ids [1, count] on the GPU, always the same."""
-    return torch.randint(1, 1000, (1, count), generator=torch.Generator().manual_seed(0)).cuda()
+def prompt(count: int, device: torch.device | str = "cuda", below: int = 1000) -> torch.Tensor:
+    """Token ids [1, count], always the same."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(1, below, (1, count), generator=generator).to(device)
 
 
 def generate(model: Any, ids: torch.Tensor, count: int, **options: Any) -> tuple[list[int], float]:
@@ -19,7 +20,8 @@ def generate(model: Any, ids: torch.Tensor, count: int, **options: Any) -> tuple
 
     What the device does after that, such as fetching ahead, is not waited for.
     """
-    torch.cuda.synchronize()
+    if ids.is_cuda:
+        torch.cuda.synchronize()
     start = time.perf_counter()
     with torch.no_grad():
         out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False,
