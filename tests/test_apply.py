@@ -13,7 +13,7 @@ import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors.torch import load_file, save_file
 
-from tiny import adapter, checkpoint, inputs, logits, reference
+from tiny import adapter, checkpoint, inputs, logits, reference, rewrite
 from trimtab.adapted import adapter_state, shapes_of
 from trimtab.adapters import adapter_bytes, read_adapter
 from trimtab.apply import fit_model, load_onto, remove
@@ -44,10 +44,7 @@ def layout(model: torch.nn.Module) -> list[Any]:
 
 def changed(tmp_path: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> Path:
     folder = Path(shutil.copytree(adapter(checkpoint("llama")), tmp_path / "changed"))
-    weights = load_file(folder / "adapter_model.safetensors")
-    change(weights)
-    save_file(weights, folder / "adapter_model.safetensors")
-    return folder
+    return rewrite(folder, change)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")  # PEFT's, of odd kinds
@@ -140,13 +137,10 @@ def test_an_adapter_with_the_names_of_an_older_class(tmp_path: Path) -> None:
             weights[key.replace("model.language_model.", "language_model.model.")] = weights.pop(
                 key
             )
+        assert any(".language_model.model.layers" in key for key in weights)
 
     new = adapter(folder)
-    path = Path(shutil.copytree(new, tmp_path / "older"))
-    weights = load_file(path / "adapter_model.safetensors")
-    older(weights)
-    assert any(".language_model.model.layers" in key for key in weights)
-    save_file(weights, path / "adapter_model.safetensors")
+    path = rewrite(Path(shutil.copytree(new, tmp_path / "older")), older)
     model, applied = load_onto(reference(folder), read_adapter(path))
     given = inputs(folder)
     assert torch.equal(logits(model, given), logits(reference(folder, adapters=new), given))
@@ -304,9 +298,7 @@ def test_two_ends_of_a_tie_that_differ_in_the_file(tmp_path: Path) -> None:
     folder = checkpoint("llama-tied")
     plain = adapter(folder, "TrainableTokens", token_indices=[12, 13], targets=["embed_tokens"])
     path = Path(shutil.copytree(plain, tmp_path / "differ"))
-    weights = load_file(path / "adapter_model.safetensors")
-    weights["base_model.model.lm_head.trainable_tokens_delta"] += 1
-    save_file(weights, path / "adapter_model.safetensors")
+    rewrite(path, lambda held: held["base_model.model.lm_head.trainable_tokens_delta"].add_(1))
     with pytest.raises(AdapterFault, match="trainable_tokens_delta") as caught:
         load_onto(reference(folder), read_adapter(path))
     assert caught.value.code == "TT303"

@@ -9,11 +9,10 @@ import pytest
 import torch
 import transformers
 from peft import LoraConfig
-from safetensors.torch import load_file
 
 import trimtab
 from dispatched import half_on_disk, placement
-from tiny import adapter, checkpoint, inputs, logits, reference
+from tiny import adapter, checkpoint, inputs, logits, reference, rewrite
 from trimtab.errors import AdapterFault, PlacementFault, RunningFault
 
 pytestmark = pytest.mark.filterwarnings("ignore:Some parameters are on the meta device")
@@ -22,11 +21,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:Some parameters are on the meta 
 def test_an_adapter_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
     folder, base = half_on_disk("llama", tmp_path)
     path = Path(shutil.copytree(adapter(checkpoint("llama")), tmp_path / "broken"))
-    weights = load_file(path / "adapter_model.safetensors")
-    del weights["base_model.model.model.layers.3.self_attn.q_proj.lora_B.weight"]
-    from safetensors.torch import save_file
-
-    save_file(weights, path / "adapter_model.safetensors")
+    lost = "base_model.model.model.layers.3.self_attn.q_proj.lora_B.weight"
+    rewrite(path, lambda weights: weights.pop(lost))
     given = inputs(folder)
     before = [placement(base), logits(base, given), [id(one) for one in base.modules()]]
     with pytest.raises(AdapterFault, match="TT312"):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch.nn.modules import module as torch_module
 from transformers import modeling_utils
 
@@ -31,11 +31,7 @@ def rewritten(
     folder: Path, parent: Path, change: Callable[[dict[str, torch.Tensor]], object]
 ) -> Path:
     """A copy of a checkpoint whose tensors `change` has changed."""
-    copy = tiny.writable(folder, parent)
-    tensors = load_file(copy / WEIGHTS)
-    change(tensors)
-    save_file({key: one.clone() for key, one in tensors.items()}, copy / WEIGHTS, {"format": "pt"})
-    return copy
+    return tiny.rewrite(tiny.writable(folder, parent), change)
 
 
 def by_map(folder: Path, quant: str, away: Iterable[str], **options: Any) -> Placement:

@@ -61,14 +61,12 @@ def test_an_adapter_that_would_undo_another(tmp_path: Path) -> None:
 
 
 def test_it_is_as_strict_as_loading(tmp_path: Path) -> None:
-    from safetensors.torch import save_file
+    def stray(tensors: dict[str, torch.Tensor]) -> None:
+        key = next(iter(tensors))
+        tensors[key.replace("layers.0", "layers.99")] = tensors[key]
 
     base = tiny.checkpoint("llama")
-    folder = tiny.writable(tiny.adapter(base), tmp_path)
-    file = folder / "adapter_model.safetensors"
-    tensors = load_file(file)
-    key = next(iter(tensors))
-    save_file({**tensors, key.replace("layers.0", "layers.99"): tensors[key].clone()}, file)
+    folder = tiny.rewrite(tiny.writable(tiny.adapter(base), tmp_path), stray)
     with pytest.raises(AdapterFault) as caught:
         merge(base, folder, tmp_path / "out")
     assert caught.value.code == "TT303"
@@ -77,26 +75,20 @@ def test_it_is_as_strict_as_loading(tmp_path: Path) -> None:
 
 
 def test_a_tensor_that_the_base_lacks(tmp_path: Path) -> None:
-    from safetensors.torch import save_file
-
+    lost = "model.layers.0.self_attn.q_proj.weight"
     base = tiny.writable(tiny.checkpoint("llama"), tmp_path)
-    tensors = load_file(base / "model.safetensors")
-    del tensors["model.layers.0.self_attn.q_proj.weight"]
-    save_file(tensors, base / "model.safetensors", {"format": "pt"})
+    tiny.rewrite(base, lambda tensors: tensors.pop(lost))
     with pytest.raises(FormatFault) as caught:
         merge(base, tiny.adapter(tiny.checkpoint("llama")), tmp_path / "out")
     assert caught.value.code == "TT505"
 
 
 def test_weights_that_are_not_finite(tmp_path: Path) -> None:
-    from safetensors.torch import save_file
+    def spoil(tensors: dict[str, torch.Tensor]) -> None:
+        next(iter(tensors.values()))[0, 0] = float("nan")
 
     base = tiny.checkpoint("llama")
-    folder = tiny.writable(tiny.adapter(base), tmp_path)
-    file = folder / "adapter_model.safetensors"
-    tensors = load_file(file)
-    next(iter(tensors.values()))[0, 0] = float("nan")
-    save_file(tensors, file)
+    folder = tiny.rewrite(tiny.writable(tiny.adapter(base), tmp_path), spoil)
     with pytest.raises(AdapterFault, match=r"is not finite") as caught:
         merge(base, folder, tmp_path / "out")
     assert caught.value.code in ("TT302", "TT303")
@@ -113,13 +105,9 @@ def test_pickled_weights_are_refused(tmp_path: Path) -> None:
 
 
 def test_two_tensors_of_one_name(tmp_path: Path) -> None:
-    from safetensors.torch import save_file
-
-    base = tiny.writable(tiny.checkpoint("llama"), tmp_path)
-    tensors = load_file(base / "model.safetensors")
     key = "model.layers.0.self_attn.q_proj.weight"
-    tensors[key.removeprefix("model.")] = tensors[key].clone()
-    save_file(tensors, base / "model.safetensors", {"format": "pt"})
+    base = tiny.writable(tiny.checkpoint("llama"), tmp_path)
+    tiny.rewrite(base, lambda tensors: tensors.update({key.removeprefix("model."): tensors[key]}))
     with pytest.raises(FormatFault, match="several tensors of") as caught:
         merge(base, tiny.adapter(tiny.checkpoint("llama")), tmp_path / "out")
     assert caught.value.code == "TT514"

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from kinds import known_kinds
-from tiny import adapter, checkpoint, inputs, logits, reference, writable
+from tiny import adapter, checkpoint, inputs, logits, reference, rewrite, writable
 from trimtab.adapters import read_adapter
 from trimtab.apply import load_onto
 from trimtab.errors import AdapterFault
@@ -169,10 +168,8 @@ def test_a_rank_that_would_fill_the_memory(tmp_path: Path) -> None:
 
 def test_a_key_is_not_a_path(tmp_path: Path) -> None:
     folder, _ = hostile(tmp_path)
-    file = folder / "adapter_model.safetensors"
-    tensors = load_file(file)
-    tensors["base_model.model.../../../etc/passwd.lora_A.weight"] = torch.ones(8, 128)
-    save_file(tensors, file)
+    path = "base_model.model.../../../etc/passwd.lora_A.weight"
+    rewrite(folder, lambda tensors: tensors.update({path: torch.ones(8, 128)}))
     refused("TT303", folder)
 
 

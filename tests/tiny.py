@@ -17,13 +17,14 @@ import inspect
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from architectures import (
@@ -86,6 +87,15 @@ def _checkpoint(name: str, dtype: torch.dtype, shards: int, seed: int) -> Path:
 def writable(folder: Path, parent: Path) -> Path:
     """A copy of a checkpoint or adapter folder, below `parent`."""
     return Path(shutil.copytree(folder, parent / folder.name))
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> Path:
+    """Changes the tensors of a folder's file, of a checkpoint or an adapter, in place."""
+    (file,) = folder.glob("*model.safetensors")
+    tensors = load_file(file)
+    change(tensors)
+    save_file({key: one.clone() for key, one in tensors.items()}, file, {"format": "pt"})
+    return folder
 
 
 @functools.cache

@@ -10,7 +10,8 @@ import torch
 
 import tiny
 from placing import placed
-from situations.situation import CARD, base, edit, llama, lora, rewrite, shows
+from situations.situation import CARD, base, edit, llama, lora, shortened, shows, without
+from tiny import rewrite
 from trimtab.adapters import read_adapter
 from trimtab.compat import check_base
 from trimtab.diagnosis import Finding, check
@@ -29,10 +30,7 @@ def _adapter(at: Path, wrong: bool) -> list[Finding]:
 
 @shows("TT301", "DIR/lora has no adapter_config.json")
 def _adapter_config(at: Path, wrong: bool) -> list[Finding]:
-    folder = lora(at)
-    if wrong:
-        (folder / "adapter_config.json").unlink()
-    return of_llama(folder)
+    return of_llama(without(lora(at), "adapter_config.json", wrong))
 
 
 @shows(
@@ -41,17 +39,12 @@ def _adapter_config(at: Path, wrong: bool) -> list[Finding]:
     "adapter_model.bin",
 )
 def _adapter_weights(at: Path, wrong: bool) -> list[Finding]:
-    folder = lora(at)
-    if wrong:
-        (folder / "adapter_model.safetensors").unlink()
-    return of_llama(folder)
+    return of_llama(without(lora(at), "adapter_model.safetensors", wrong))
 
 
 @shows("TT302", "DIR/lora/adapter_model.safetensors is damaged")
 def _adapter_damaged(at: Path, wrong: bool) -> list[Finding]:
-    file = lora(at) / "adapter_model.safetensors"
-    file.write_bytes(file.read_bytes()[: -1 if wrong else None])
-    return of_llama(at / "lora")
+    return of_llama(shortened(lora(at), "adapter_model.safetensors", wrong))
 
 
 @shows(

@@ -10,7 +10,8 @@ import safetensors.torch
 import torch
 
 from placing import placed
-from situations.situation import CARD, SMALL, base, edit, llama, lora, rewrite, shows
+from situations.situation import CARD, SMALL, base, edit, llama, lora, shortened, shows, without
+from tiny import rewrite
 from trimtab.api import load
 from trimtab.diagnosis import Finding, check
 from trimtab.merge import merge
@@ -20,10 +21,7 @@ from trimtab.store import MemorySlab, SlabLayout
 
 @shows("TT501", "DIR/base has no config.json")
 def _config(at: Path, wrong: bool) -> list[Finding]:
-    folder = base(at)
-    if wrong:
-        (folder / "config.json").unlink()
-    return check(folder, hardware=CARD)
+    return check(without(base(at), "config.json", wrong), hardware=CARD)
 
 
 @shows(
@@ -32,9 +30,7 @@ def _config(at: Path, wrong: bool) -> list[Finding]:
     "tensors, it holds 2493695",
 )
 def _truncated(at: Path, wrong: bool) -> list[Finding]:
-    file = base(at) / "model.safetensors"
-    file.write_bytes(file.read_bytes()[: -1 if wrong else None])
-    return check(at / "base", hardware=CARD)
+    return check(shortened(base(at), "model.safetensors", wrong), hardware=CARD)
 
 
 @shows("TT502", "DIR/base/config.json holds no JSON object")
@@ -51,10 +47,7 @@ def _no_object(at: Path, wrong: bool) -> list[Finding]:
     "shards",
 )
 def _no_weights(at: Path, wrong: bool) -> list[Finding]:
-    folder = base(at)
-    if wrong:
-        (folder / "model.safetensors").unlink()
-    return check(folder, hardware=CARD)
+    return check(without(base(at), "model.safetensors", wrong), hardware=CARD)
 
 
 def index(folder: Path, **named: str) -> Path:

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
-
 import tiny
 from trimtab.diagnosis import Finding, check
 from trimtab.hardware import Gpu, Hardware
@@ -66,12 +64,17 @@ def edit(folder: Path, **fields: Any) -> Path:
     return folder
 
 
-def rewrite(folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
-    """Changes the tensors of a folder's file."""
-    (file,) = folder.glob("*model.safetensors")
-    tensors = safetensors.torch.load_file(file)
-    change(tensors)
-    safetensors.torch.save_file(tensors, file, metadata={"format": "pt"})
+def without(folder: Path, name: str, wrong: bool) -> Path:
+    """The folder, where things are wrong without that file."""
+    if wrong:
+        (folder / name).unlink()
+    return folder
+
+
+def shortened(folder: Path, name: str, wrong: bool) -> Path:
+    """The folder, where things are wrong without the last byte of that file."""
+    if wrong:
+        (folder / name).write_bytes((folder / name).read_bytes()[:-1])
     return folder
 
 
