@@ -48,10 +48,12 @@ def command(
         raise typer.BadParameter("there is no --device-map to correct", param_hint="--fix")
     arguments = asked.arguments()
     with quiet.engine():
-        from trimtab.diagnosis import check, repair
+        from trimtab.diagnosis.check import look
+        from trimtab.diagnosis.repair import mend
 
-        findings = check(**arguments)
-        repaired = repair(**arguments) if fix else None
+        here = look(**arguments)
+        repaired = mend(here, **arguments) if fix else None
+    findings = here.findings
     run = _command(asked, arguments)
     if asked.json:
         show(findings, as_json=True, none=NONE, **({"fix": _fix(repaired, run)} if fix else {}))

@@ -80,7 +80,17 @@ def repair(
         >>> repair("./llama", {"transformer.h.2": "cpu", "": 0}).device_map["model.layers.2"]
         'cpu'
     """
-    here = look(model, device_map, adapters, **asked)
+    return mend(look(model, device_map, adapters, **asked), model, device_map, adapters, **asked)
+
+
+def mend(
+    here: Look,
+    model: str | Path,
+    device_map: Mapping[str, Any],
+    adapters: Any = None,
+    **asked: Any,
+) -> Repair | None:
+    """`repair`, where `here` is what `look` found with these arguments."""
     if here.outline is None:
         return None
     reach = [one.what for one in here.findings if one.code == "TT223"]
