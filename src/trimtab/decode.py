@@ -32,7 +32,7 @@ from trimtab.replay import (
     with_leaves,
 )
 from trimtab.sampling import sample
-from trimtab.stream import Ring
+from trimtab.stream import Held, Ring
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -56,7 +56,7 @@ class Step:
     inputs: list[torch.Tensor]
     output: Any
     replay: Callable[[], None]
-    held: tuple[int | None, ...]
+    held: Held
     configs: list[Any]
     """Those of the adapters: while they are held, no other has their identity."""
 

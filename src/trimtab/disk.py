@@ -122,13 +122,12 @@ class DiskSlab:
         except OSError as error:
             raise disk_fault(error, self.path, span.nbytes) from error
 
-    def fetch(self, buffer: torch.Tensor) -> None:
+    def fetch(self, buffer: torch.Tensor, start: int = 0, stop: int | None = None) -> None:
+        part = buffer[start : self.layout.nbytes if stop is None else stop]
         if buffer.device.type == "cpu":
-            self._read_into(buffer[: self.layout.nbytes], 0)
+            self._read_into(part, start)
         else:
-            self._staging.through(
-                buffer[: self.layout.nbytes], lambda host: self._read_into(host, 0)
-            )
+            self._staging.through(part, lambda host: self._read_into(host, start))
 
     def read(
         self, weight: str, device: torch.device, key: str | None = None

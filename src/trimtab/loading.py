@@ -41,28 +41,50 @@ def load_model(
     """
     from trimtab.skeleton import model_class_of
 
-    quantization = None
     if checkpoint.quantization is None:
         check_headers(checkpoint, outline)
-        quantization = quantization_config(plan.quant, plan.dtype)
-    device_map: dict[str, Any] = {"": rooms.device}
-    if rooms.device.type == "cuda" and rooms.tables:
-        # Straight to host memory: a table may be larger than all that the GPU has.
-        device_map.update(dict.fromkeys(rooms.tables, "cpu"))
-        if quantization is not None:
-            quantization.llm_int8_enable_fp32_cpu_offload = True
+    model_class = model_class_of(checkpoint)
+    asked = where_and_how(checkpoint, model_class, plan, rooms)
     with translated(plan), foreign.quiet_transformers():
-        model, said = model_class_of(checkpoint).from_pretrained(
+        model, said = model_class.from_pretrained(
             checkpoint.folder or checkpoint.source,
             dtype=getattr(torch, plan.dtype),
-            device_map=device_map,
-            quantization_config=quantization,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # else it raises with a table and no names
-            **options,
+            **{**asked, **options},
         )
     check_loaded(said, plan, {alias for alias, _ in outline.ties})
     return model
+
+
+def where_and_how(
+    checkpoint: Checkpoint, model_class: type[PreTrainedModel], plan: Plan, rooms: Rooms
+) -> dict[str, Any]:
+    """What `from_pretrained` is asked for: a device map, and how what is quantized is.
+
+    With a GPU a looked-up table goes straight to host memory, since it may be larger than all that
+    the GPU has; bitsandbytes' quantizers want that allowed, though no table is quantized. How a
+    stored quantized checkpoint is loaded is taken from its config alone.
+    """
+    from trimtab.skeleton import config_of
+
+    device_map: dict[str, Any] = {"": rooms.device}
+    asked: dict[str, Any] = {"device_map": device_map}
+    split = rooms.device.type == "cuda" and bool(rooms.tables)
+    if split:
+        device_map.update(dict.fromkeys(rooms.tables, "cpu"))
+    if checkpoint.quantization is None:
+        quantization = quantization_config(plan.quant, plan.dtype)
+        if split and quantization is not None:
+            quantization.llm_int8_enable_fp32_cpu_offload = True
+        asked["quantization_config"] = quantization
+    elif split:
+        config: Any = config_of(checkpoint, model_class)
+        config.quantization_config = {
+            **checkpoint.quantization, "llm_int8_enable_fp32_cpu_offload": True
+        }  # fmt: skip
+        asked["config"] = config
+    return asked
 
 
 def check_loaded(said: Mapping[str, Any], plan: Plan, tied: set[str]) -> None:

@@ -41,7 +41,7 @@ def build_skeleton(checkpoint: Checkpoint, quant: str, dtype: str) -> Skeleton:
     stored = checkpoint.quantization
     resolved = resolve_quant(quant, stored)
     model_class = model_class_of(checkpoint)
-    config = _config_of(checkpoint, model_class)
+    config = config_of(checkpoint, model_class)
     name = _dtype_of(checkpoint, config, dtype)
     torch_dtype: torch.dtype = getattr(torch, name)
     _set_dtype(config, torch_dtype)
@@ -89,7 +89,13 @@ def model_class_of(checkpoint: Checkpoint) -> type[PreTrainedModel]:
     return found
 
 
-def _config_of(checkpoint: Checkpoint, model_class: type[PreTrainedModel]) -> PreTrainedConfig:
+def config_of(checkpoint: Checkpoint, model_class: type[PreTrainedModel]) -> PreTrainedConfig:
+    """The checkpoint's config, as transformers reads it.
+
+    Raises:
+        EnvironmentFault: TT101, it needs a package that is not installed.
+        FormatFault: TT510, transformers cannot read it.
+    """
     kind: Any = model_class.config_class
     try:
         config: PreTrainedConfig = kind.from_dict(dict(checkpoint.config))
