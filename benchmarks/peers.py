@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -59,14 +60,12 @@ def measure(model: Any, count: int, **options: Any) -> dict[str, float]:
 
 
 def rate(model: Any, count: int, **options: Any) -> float:
-    """Tokens per second of all but the first four, the better of two."""
+    """Tokens per second of all but the first four, by medians of three."""
     for _ in range(2):
         seconds(model, 32, 4, **options)
-    best = 0.0
-    for _ in range(2):
-        short = seconds(model, 32, 4, **options)
-        best = max(best, (count - 4) / (seconds(model, 32, count, **options) - short))
-    return best
+    turns = [[seconds(model, 32, new, **options) for new in (4, count)] for _ in range(3)]
+    short, long = (statistics.median(taken) for taken in zip(*turns, strict=True))
+    return (count - 4) / (long - short)
 
 
 def nf4(folder: Path, skipped: list[str] | None = None) -> Any:
@@ -250,9 +249,9 @@ WAYS: dict[str, Way] = {
     "trimtab, half streamed": trimtab("half"),
     "trimtab, all streamed": trimtab("all"),
     "accelerate, 26 of 32 layers on cpu, no adapter": accelerate,
-    "mmgp, int8, no adapter": mmgp,
     "diffusers group offload, leaf, stream, no adapter": diffusers,
     "transformers, all on the GPU, static cache": static,
+    "mmgp, int8, no adapter": mmgp,
     "transformers, all on the GPU, static cache, torch.compile": compiled,
 }
 """The first two write what the others are compared with; the last may not be done in time."""
@@ -279,7 +278,11 @@ def in_a_process(name: str, folder: Path) -> dict[str, Any]:
 
 
 def floors(found: dict[str, Any]) -> None:
-    """Adds what the link allows, and what each of trimtab's ways reaches of it."""
+    """Adds what the link allows, and what each of trimtab's ways reaches of it.
+
+    The link is measured before each way, and its median counts: on a server others use it too.
+    """
+    found["link_gbps"] = statistics.median(found["links"])
     ways = found["ways"]
     resident = ways.get("trimtab, resident", {})
     for one in (ways.get("trimtab, half streamed", {}), ways.get("trimtab, all streamed", {})):
@@ -311,7 +314,7 @@ def main() -> None:
         "machine": f"one {torch.cuda.get_device_name()}, torch {torch.__version__}",
         "shape": f"Llama 8B shape, {given.layers} layers, random weights, {given.quant}, LoRA r=16 "
         "on all linears, batch 1",
-        "link_gbps": measured_link_gbps(),
+        "links": [],
         "ways": {},
     }
     with tempfile.TemporaryDirectory() as temporary:
@@ -322,6 +325,7 @@ def main() -> None:
         (folder / "quant").write_text(given.quant)
         torch.cuda.empty_cache()
         for name in (name for name in WAYS if re.search(given.only, name)):
+            found["links"].append(measured_link_gbps.__wrapped__())
             found["ways"][name] = one = in_a_process(name, folder)
             print(name, {k: v for k, v in one.items() if k != "steps"}, flush=True)
             if given.out:

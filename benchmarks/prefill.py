@@ -3,9 +3,9 @@
     python benchmarks/prefill.py --layers 32 --out benchmarks/results/prefill-MACHINE.json
 
 The bound of a streamed prompt is the longer of the resident one and the link's time for its bytes.
-The three placements are loaded side by side and take turns, because two processes of the same code
-differ by more than what is measured here. Correctness comes first: the last logits have the same
-bits.
+The three placements are loaded side by side and take turns with the link's measurement, because two
+processes of the same code differ by more than what is measured here. Correctness comes first: the
+last logits have the same bits.
 """
 
 from __future__ import annotations
@@ -31,8 +31,6 @@ STEPS = {"resident": 0, "half": 2, "all": 1}
 
 
 def main() -> None:
-    from trimtab.hardware import measured_link_gbps
-
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--layers", type=int, default=32)
@@ -41,7 +39,6 @@ def main() -> None:
         "machine": f"one {torch.cuda.get_device_name()}, torch {torch.__version__}",
         "shape": f"Llama 8B shape, {given.layers} layers, random weights, NF4, LoRA r=16 on all "
         f"linears, a prompt of {LENGTH} tokens",
-        "link_gbps": measured_link_gbps(),
     }
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -49,13 +46,15 @@ def main() -> None:
         shapes.write_checkpoint(config, folder / "base", device="cuda")
         shapes.write_adapter(config, folder / "lora")
         torch.cuda.empty_cache()
-        found |= measure(folder, given.layers, found["link_gbps"])
+        found |= measure(folder, given.layers)
     print(json.dumps(found, indent=1))
     if given.out:
         given.out.write_text(json.dumps(found, indent=1) + "\n")
 
 
-def measure(folder: Path, layers: int, link_gbps: float) -> dict[str, Any]:
+def measure(folder: Path, layers: int) -> dict[str, Any]:
+    from trimtab.hardware import measured_link_gbps
+
     ids = prompt(LENGTH)
     with contextlib.ExitStack() as stack:
         placements = {
@@ -65,10 +64,13 @@ def measure(folder: Path, layers: int, link_gbps: float) -> dict[str, Any]:
             share: with_logits(one.model, ids, 1)[1].digest() for share, one in placements.items()
         }
         taken: dict[str, list[float]] = {share: [] for share in placements}
+        links = []
         for _ in range(TURNS):
+            links.append(measured_link_gbps.__wrapped__())
             for share, one in placements.items():
                 taken[share].append(generate(one.model, ids, 1)[1])
-        result: dict[str, Any] = {"equal": len(set(digests.values())) == 1}
+        link_gbps = statistics.median(links)
+        result: dict[str, Any] = {"link_gbps": link_gbps, "equal": len(set(digests.values())) == 1}
         resident = statistics.median(taken["resident"])
         for share, one in placements.items():
             streamed = sum(unit.moving_bytes for unit in one.plan.of_mode("streamed"))

@@ -28,10 +28,10 @@ class Gated(RecordingSlab):
         self.gate.set()
         self.entered = threading.Event()
 
-    def fetch(self, buffer: torch.Tensor, start: int = 0, stop: int | None = None) -> None:
+    def fetch(self, buffer: torch.Tensor) -> None:
         self.entered.set()
         assert self.gate.wait(10)
-        super().fetch(buffer, start, stop)
+        super().fetch(buffer)
 
 
 def gated(count: int, log: list[object]) -> list[Gated]:

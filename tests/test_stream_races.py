@@ -65,12 +65,12 @@ class WithoutWait(Ring):
 class WithoutAfter(Ring):
     """Does not wait for the unit before the slot is filled again."""
 
-    def _copy(self, slot: Any, index: int, start: int, stop: int) -> None:
+    def _fill(self, slot: Any, index: int) -> None:
         lane: Any = self._lane
         copy = lane.copy
         lane.copy = lambda after, work: copy(None, work)
         try:
-            super()._copy(slot, index, start, stop)
+            super()._fill(slot, index)
         finally:
             del lane.copy
 
@@ -152,24 +152,20 @@ def test_any_order_of_units_runs_on_the_right_bytes(
     assert {slot for slot, _ in inside} == {n for n, slot in enumerate(ring.slots) if slot.busy}
 
 
-Done = tuple[str, int, int, int, int]
-"""A copy or a use: its slot, its slab, and from which byte to which."""
-
-
 class Traced(Ring):
     """A ring whose copies are told, and made by whoever listens."""
 
-    told: list[Done]
+    told: list[tuple[str, int, int]]
 
-    def _copy(self, slot: Any, index: int, start: int, stop: int) -> None:
-        self.told.append(("copy", self.slots.index(slot), index, start, stop))
-        slot.holds = slot.begun = None
+    def _fill(self, slot: Any, index: int) -> None:
+        self.told.append(("copy", self.slots.index(slot), index))
+        slot.holds = index
 
-    def token(self, order: Sequence[int]) -> list[Done]:
+    def token(self, order: Sequence[int]) -> list[tuple[str, int, int]]:
         self.told = []
         for index in order:
             slot = self.take(index)
-            self.told.append(("use", slot, index, 0, self._slabs[index].layout.nbytes))
+            self.told.append(("use", slot, index))
             self.give(slot)
         return self.told
 
@@ -185,16 +181,14 @@ def test_a_recorded_token_finds_the_slots_as_it_was_recorded(
 ) -> None:
     """Recording makes no copy; what is replayed later must find what it counted on."""
     ring = Traced(slabs(units), slots, CPU)
-    lie: list[tuple[int, int]] = [(-1, 0)] * len(ring.slots)
+    lie: list[int | None] = [None] * len(ring.slots)
     graphs: dict[Any, Any] = {}
 
-    def execute(done: Sequence[Done]) -> None:
-        for what, slot, index, start, stop in done:
+    def execute(done: Sequence[tuple[str, int, int]]) -> None:
+        for what, slot, index in done:
             if what == "copy":
-                # It goes on where its beginning is there.
-                assert start <= (lie[slot][1] if lie[slot][0] == index else 0)
-                lie[slot] = index, stop
-            assert lie[slot] == (index, stop)
+                lie[slot] = index
+            assert lie[slot] == index
 
     def recorded() -> None:
         key = ring.ready()

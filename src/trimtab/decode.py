@@ -32,7 +32,7 @@ from trimtab.replay import (
     with_leaves,
 )
 from trimtab.sampling import sample
-from trimtab.stream import Held, Ring
+from trimtab.stream import Ring
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from trimtab.rooms import Rooms
 
 GRAPHS = 24
-"""Captured steps that are kept, least recently used first out: 8 adapters with 3 slots."""
+"""Captured steps that are kept, least recently used first out: 12 adapters with 2 slots."""
 
 SHORTEST = 256
 """Tokens of the smallest cache."""
@@ -56,7 +56,7 @@ class Step:
     inputs: list[torch.Tensor]
     output: Any
     replay: Callable[[], None]
-    held: Held
+    held: tuple[int | None, ...]
     configs: list[Any]
     """Those of the adapters: while they are held, no other has their identity."""
 

@@ -122,12 +122,13 @@ class DiskSlab:
         except OSError as error:
             raise disk_fault(error, self.path, span.nbytes) from error
 
-    def fetch(self, buffer: torch.Tensor, start: int = 0, stop: int | None = None) -> None:
-        part = buffer[start : self.layout.nbytes if stop is None else stop]
+    def fetch(self, buffer: torch.Tensor) -> None:
         if buffer.device.type == "cpu":
-            self._read_into(part, start)
+            self._read_into(buffer[: self.layout.nbytes], 0)
         else:
-            self._staging.through(part, lambda host: self._read_into(host, start))
+            self._staging.through(
+                buffer[: self.layout.nbytes], lambda host: self._read_into(host, 0)
+            )
 
     def read(
         self, weight: str, device: torch.device, key: str | None = None

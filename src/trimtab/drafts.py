@@ -13,8 +13,9 @@ from trimtab.memory import Budget, align
 from trimtab.outline import Outline
 from trimtab.plan import IDLE, LOOKED_UP, STREAMED, PlannedAdapter, Unit, WeightSpec
 
-RING = {"gpu": 3, "cpu": 2}
-"""Slots of the ring: one computes, one is ready, and on a GPU one is being filled."""
+SLOTS = 2
+"""Of the ring: one computes while the other is filled. A third gains nothing on an H200 (all or
+half of a Llama, captured), and is worth a layer that need not move."""
 
 STAGING = 2
 """Pinned buffers through which a GPU reads the disk, each of the largest unit that rests there."""
@@ -168,7 +169,7 @@ def price(facts: Facts, away: Mapping[str, Away]) -> Draft:
     """What a choice costs on each tier."""
     budget = facts.budget
     ring = [one for one in away.values() if one.mode == STREAMED]
-    slots = min(RING["gpu" if facts.on_gpu else "cpu"], len(ring))
+    slots = min(SLOTS, len(ring))
     slot_bytes = max((one.room for one in ring), default=0)
     beside = _beside(facts, away, slots * slot_bytes)
     held = sum(facts.resident.values()) - sum(one.released for one in away.values())

@@ -15,8 +15,6 @@ from trimtab.store import SlabLayout, accept
 class RecordingSlab:
     """A slab in plain memory; `fetches` counts, and `log`, if given, gets `name` for each fetch.
 
-    Of a fetch in parts the last is counted.
-
     Args:
         layout: what it holds.
         name: what it calls itself in `log`.
@@ -41,14 +39,12 @@ class RecordingSlab:
         span, resting = accept(self.layout, weight, key, tensor)
         span.resting(self.buffer).copy_(resting)
 
-    def fetch(self, buffer: torch.Tensor, start: int = 0, stop: int | None = None) -> None:
+    def fetch(self, buffer: torch.Tensor) -> None:
         if self.fault is not None:
             raise self.fault
-        stop = self.layout.nbytes if stop is None else stop
-        if stop == self.layout.nbytes:
-            self.fetches += 1
-            self.log.append(self.name)
-        buffer[start:stop].copy_(self.buffer[start:stop])
+        self.fetches += 1
+        self.log.append(self.name)
+        buffer[: self.layout.nbytes].copy_(self.buffer)
 
     def read(
         self, weight: str, device: torch.device, key: str | None = None

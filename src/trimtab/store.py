@@ -114,10 +114,10 @@ class SlabLayout:
 class Slab(Protocol):
     """The bytes of one parked unit.
 
-    `put` fills one tensor while the unit is loaded; `fetch` brings the slab, or its bytes from
-    `start` to `stop`, to their places in a buffer of the device that runs, in the order of the
-    current stream, and widens nothing; `read` is a private copy of one weight's tensors, or of the
-    one named `key`, on that device. After `close` nothing is left.
+    `put` fills one tensor while the unit is loaded; `fetch` brings the whole slab into a buffer of
+    the device that runs, in the order of the current stream, and widens nothing; `read` is a
+    private copy of one weight's tensors, or of the one named `key`, on that device. After `close`
+    nothing is left.
     """
 
     tier: str
@@ -125,7 +125,7 @@ class Slab(Protocol):
 
     def put(self, weight: str, key: str, tensor: torch.Tensor) -> None: ...
 
-    def fetch(self, buffer: torch.Tensor, start: int = 0, stop: int | None = None) -> None: ...
+    def fetch(self, buffer: torch.Tensor) -> None: ...
 
     def read(
         self, weight: str, device: torch.device, key: str | None = None
@@ -250,9 +250,8 @@ class MemorySlab:
         span, resting = accept(self.layout, weight, key, tensor)
         span.resting(self._memory.buffer).copy_(resting)
 
-    def fetch(self, buffer: torch.Tensor, start: int = 0, stop: int | None = None) -> None:
-        part = slice(start, self.layout.nbytes if stop is None else stop)
-        buffer[part].copy_(self._memory.buffer[part], non_blocking=True)
+    def fetch(self, buffer: torch.Tensor) -> None:
+        buffer[: self.layout.nbytes].copy_(self._memory.buffer, non_blocking=True)
 
     def read(
         self, weight: str, device: torch.device, key: str | None = None

@@ -9,23 +9,14 @@ from typing import Any
 import torch
 
 from trimtab.errors import RunningFault
-from trimtab.formats import ALIGNMENT
 from trimtab.lanes import Lane, lane_for
 from trimtab.store import Slab
-
-BEGUN = 0.5
-"""Of the slab that a recorded token begins to fetch for the next one: the head and what is chosen
-after it take about as long (measured on an H200)."""
-
-Held = tuple[tuple[int | None, int | None], ...]
-"""What each slot holds, and what it holds the beginning of."""
 
 
 class Slot:
     """One buffer of the ring: the slab it holds, the copy that fills it, its last use.
 
-    `begun` is a slab of which it holds the beginning only. A use that is not known (None) is
-    whatever the computation has been given so far.
+    A use that is not known (None) is whatever the computation has been given so far.
     """
 
     def __init__(self, nbytes: int, device: torch.device) -> None:
@@ -33,7 +24,6 @@ class Slot:
         with torch.inference_mode(False):
             self.buffer = torch.empty(nbytes, dtype=torch.uint8, device=device)
         self.holds: int | None = None
-        self.begun: int | None = None
         self.ticket: Any = None
         self.used: Any = None
         self.busy = False
@@ -114,7 +104,6 @@ class Ring:
         slot.busy = False
         if self._recording and self._leaves_one and index == len(self._slabs) - 1:
             slot.holds = None
-            self._begin(slot)
         elif index is not None:
             self._ahead(index)
 
@@ -125,19 +114,18 @@ class Ring:
                 slot.busy, slot.holds, slot.used = False, None, self._lane.mark()
 
     @property
-    def held(self) -> Held:
-        """What each slot holds, whole or begun."""
-        return tuple((slot.holds, slot.begun) for slot in self.slots)
+    def held(self) -> tuple[int | None, ...]:
+        """What each slot holds."""
+        return tuple(slot.holds for slot in self.slots)
 
     @property
     def _leaves_one(self) -> bool:
-        """Whether a recorded token leaves a slot half full, that the next one fills first.
+        """Whether a recorded token leaves a slot that the next one fills when it begins.
 
-        No copy may be under way when a recording ends. With every slot full the link would stand
-        still from there until the first unit of the next token has run; with one empty, from when
-        the last unit of this token has run.
+        No copy may be under way when a recording ends: with every slot full the link would stand
+        still from there until the first unit of the next token has run.
         """
-        return 2 < len(self.slots) < len(self._slabs)
+        return 1 < len(self.slots) < len(self._slabs)
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator[None]:
@@ -152,11 +140,11 @@ class Ring:
         finally:
             self._recording = False
 
-    def ready(self) -> Held:
+    def ready(self) -> tuple[int | None, ...]:
         """What each slot holds, as a recorded token would leave it."""
         spare = self._victim(len(self._slabs) - 1) if self._leaves_one else None
-        if spare is not None and spare.holds is not None:
-            spare.begun, spare.holds = spare.holds, None
+        if spare is not None:
+            spare.holds = None
         return self.held
 
     def fence(self) -> None:
@@ -165,10 +153,10 @@ class Ring:
             self._lane.wait(slot.ticket)
             slot.ticket = None
 
-    def turned(self, held: Held) -> None:
+    def turned(self, held: Sequence[int | None]) -> None:
         """The computation, as it was recorded, has run the ring: each slot holds this now."""
-        for slot, (holds, begun) in zip(self.slots, held, strict=True):
-            slot.holds, slot.begun = holds, begun
+        for slot, index in zip(self.slots, held, strict=True):
+            slot.holds = index
         self._fork()
 
     def _fork(self) -> None:
@@ -179,8 +167,7 @@ class Ring:
     def lose(self) -> None:
         """Nothing is known of the slots: what was meant to fill them was not run."""
         for slot in self.slots:
-            slot.busy, slot.holds, slot.begun = False, None, None
-            slot.ticket, slot.used = None, None
+            slot.busy, slot.holds, slot.ticket, slot.used = False, None, None, None
 
     def close(self) -> None:
         self._lane.close()
@@ -210,22 +197,8 @@ class Ring:
             self._fill(slot, wanted)
 
     def _fill(self, slot: Slot, index: int) -> None:
-        nbytes = self._slabs[index].layout.nbytes
-        self._copy(slot, index, self._beginning(index) if slot.begun == index else 0, nbytes)
-        slot.holds = index
-
-    def _begin(self, slot: Slot) -> None:
-        """The next slab that no slot holds begins to come."""
-        held = {one.holds for one in self.slots}
-        index = next(one for one in range(len(self._slabs)) if one not in held)
-        self._copy(slot, index, 0, self._beginning(index))
-        slot.begun = index
-
-    def _beginning(self, index: int) -> int:
-        return int(self._slabs[index].layout.nbytes * BEGUN) // ALIGNMENT * ALIGNMENT
-
-    def _copy(self, slot: Slot, index: int, start: int, stop: int) -> None:
         slab = self._slabs[index]
-        slot.holds = slot.begun = None
+        slot.holds = None
         after = self._lane.mark() if slot.used is None else slot.used
-        slot.ticket = self._lane.copy(after, lambda: slab.fetch(slot.buffer, start, stop))
+        slot.ticket = self._lane.copy(after, lambda: slab.fetch(slot.buffer))
+        slot.holds = index
