@@ -11,8 +11,9 @@ import torch
 
 def prompt(count: int, device: torch.device | str = "cuda", below: int = 1000) -> torch.Tensor:
     """Token ids [1, count], always the same."""
-    generator = torch.Generator().manual_seed(0)
-    return torch.randint(1, below, (1, count), generator=generator).to(device)
+    generator = torch.Generator("cpu").manual_seed(0)
+    # mmgp makes the GPU the default device.
+    return torch.randint(1, below, (1, count), generator=generator, device="cpu").to(device)
 
 
 def generate(model: Any, ids: torch.Tensor, count: int, **options: Any) -> tuple[list[int], float]:

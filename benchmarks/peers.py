@@ -212,16 +212,47 @@ def mmgp(folder: Path, found: dict[str, Any]) -> None:
     found["peak"] = torch.cuda.max_memory_allocated()
 
 
-def trimtab(share: str) -> Way:
+def mapped(share: str) -> Callable[[Path], Any]:
+    """A plan with all, every second or no decoder layer away, and all else on the GPU."""
     step = {"resident": 0, "half": 2, "all": 1}[share]
 
-    def way(folder: Path, found: dict[str, Any]) -> None:
-        from trimtab.api import load, plan
-
+    def made(folder: Path) -> Any:
         names = [name for name, where in all_on_cpu(folder).items() if where == "cpu"]
         away = dict.fromkeys(names[::step] if step else (), "cpu")
-        made = plan(folder / "base", {"a": folder / "lora"}, quant=quant(folder), gpu="100GiB",
-                    cpu="60GiB", context=CONTEXT, device_map={"": 0, **away})  # fmt: skip
+        return planned(folder, "100GiB", device_map={"": 0, **away})
+
+    return made
+
+
+def as_much_as(peer: str) -> Callable[[Path], Any]:
+    """A plan for as much memory as a peer took, the prompt of 2,048 tokens included."""
+
+    def made(folder: Path) -> Any:
+        from trimtab.hardware import CUDA_CONTEXT
+
+        return planned(folder, peaks(folder)[peer] + CUDA_CONTEXT)
+
+    return made
+
+
+def planned(folder: Path, gpu: str | int, **options: Any) -> Any:
+    from trimtab.api import plan
+
+    return plan(folder / "base", {"a": folder / "lora"}, quant=quant(folder), gpu=gpu, cpu="60GiB",
+                context=CONTEXT, **options)  # fmt: skip
+
+
+def peaks(folder: Path) -> dict[str, int]:
+    """Bytes on the GPU, of the ways that are done."""
+    found: dict[str, int] = json.loads((folder / "peaks.json").read_text())
+    return found
+
+
+def trimtab(plan_of: Callable[[Path], Any]) -> Way:
+    def way(folder: Path, found: dict[str, Any]) -> None:
+        from trimtab.api import load
+
+        made = plan_of(folder)
         start = time.perf_counter()
         with load(made) as placed:
             found["load_s"] = time.perf_counter() - start
@@ -236,20 +267,29 @@ def trimtab(share: str) -> Way:
             found["planned"] = made.totals["gpu:0"] - made.costs["context"]
             found["forecast"] = made.forecast.tokens_per_second
             found["streamed"] = sum(unit.moving_bytes for unit in made.of_mode("streamed"))
+            found["units"] = len(made.of_mode("streamed"))
             found["steps"] = {"captured": placed.steps.captured, "replayed": placed.steps.replayed,
                               "refusals": dict(placed.steps.refusals)}  # fmt: skip
 
     return way
 
 
+ACCELERATE = "accelerate, 26 of 32 layers on cpu, no adapter"
+DIFFUSERS = "diffusers group offload, leaf, stream, no adapter"
+BESIDE = {
+    "trimtab, in as much memory as accelerate": ACCELERATE,
+    "trimtab, in as much memory as diffusers": DIFFUSERS,
+}
+
 WAYS: dict[str, Way] = {
     "transformers, all on the GPU": resident,
     "transformers, 16 bits, all on the GPU, no adapter": sixteen_bits,
-    "trimtab, resident": trimtab("resident"),
-    "trimtab, half streamed": trimtab("half"),
-    "trimtab, all streamed": trimtab("all"),
-    "accelerate, 26 of 32 layers on cpu, no adapter": accelerate,
-    "diffusers group offload, leaf, stream, no adapter": diffusers,
+    "trimtab, resident": trimtab(mapped("resident")),
+    "trimtab, half streamed": trimtab(mapped("half")),
+    "trimtab, all streamed": trimtab(mapped("all")),
+    ACCELERATE: accelerate,
+    DIFFUSERS: diffusers,
+    **{name: trimtab(as_much_as(peer)) for name, peer in BESIDE.items()},
     "transformers, all on the GPU, static cache": static,
     "mmgp, int8, no adapter": mmgp,
     "transformers, all on the GPU, static cache, torch.compile": compiled,
@@ -285,13 +325,15 @@ def floors(found: dict[str, Any]) -> None:
     found["link_gbps"] = statistics.median(found["links"])
     ways = found["ways"]
     resident = ways.get("trimtab, resident", {})
-    for one in (ways.get("trimtab, half streamed", {}), ways.get("trimtab, all streamed", {})):
-        if "streamed" not in one or "prefill_s" not in resident:
+    for name, one in ways.items():
+        if not one.get("streamed") or "prefill_s" not in resident:
             continue
         link = one["streamed"] / found["link_gbps"] / 1e9
         one["equal"] = all(one[key] == resident[key] for key in ("tokens", "logits"))
         one["share"] = one["tokens_per_second"] * max(link, 1 / resident["tokens_per_second"])
         one["prefill_ratio"] = one["prefill_s"] / max(link, resident["prefill_s"])
+        if peer := ways.get(BESIDE.get(name), {}).get("tokens_per_second"):
+            one["times_the_peer"] = one["tokens_per_second"] / peer
 
 
 def main() -> None:
@@ -328,6 +370,8 @@ def main() -> None:
             found["links"].append(measured_link_gbps.__wrapped__())
             found["ways"][name] = one = in_a_process(name, folder)
             print(name, {k: v for k, v in one.items() if k != "steps"}, flush=True)
+            done = {way: told["peak"] for way, told in found["ways"].items() if "peak" in told}
+            (folder / "peaks.json").write_text(json.dumps(done))
             if given.out:
                 given.out.write_text(json.dumps(found, indent=1))
     floors(found)
