@@ -93,6 +93,7 @@ WHOLE = {
     "cases",
     "real",
     "package",
+    "cli.with_a_gpu",
 }
 """Tests of more than one file, or of a part of one: `test_<name>.py` without a `<name>.py`."""
 
