@@ -304,6 +304,19 @@ def gate(found: dict[str, Any], model: Any, reference: Path, most: float) -> Non
         raise AssertionError(f"logits are {found['error']:.3f} from the reference")
 
 
+def start() -> None:
+    """All is imported and the GPU runs, so that loading is measured and not that."""
+    import accelerate
+    import bitsandbytes
+    import peft
+    from transformers import LlamaForCausalLM
+
+    import trimtab.place
+
+    assert all((accelerate, bitsandbytes, peft, LlamaForCausalLM, trimtab.place))
+    torch.zeros(1, device="cuda")
+
+
 def in_a_process(name: str, folder: Path) -> dict[str, Any]:
     command = [sys.executable, __file__, "--way", name, "--folder", str(folder)]
     try:
@@ -349,6 +362,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.way:
         one: dict[str, Any] = {}
+        start()
         WAYS[given.way](given.folder, one)
         print("\nRESULT " + json.dumps(one))
         return

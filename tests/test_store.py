@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import threading
+import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -205,9 +208,99 @@ def test_the_memory_goes_with_the_last_view() -> None:
     assert view.tolist() == [3] * 8
 
 
+class Driver:
+    """A driver that pins what it is let, and refuses what is not of whole pages."""
+
+    def __init__(self) -> None:
+        self.gate, self.entered = threading.Event(), threading.Event()
+        self.registered: set[int] = set()
+        self.done: list[str] = []
+
+    def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:  # noqa: N802
+        self.entered.set()
+        assert self.gate.wait(10)
+        if nbytes % 4096:
+            return 1
+        assert address not in self.registered
+        self.registered.add(address)
+        self.done.append("registered")
+        return 0
+
+    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
+        self.registered.remove(address)
+        self.done.append("unregistered")
+        return 0
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    fake = Driver()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: fake)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: fake.done.append("synchronized"))
+    monkeypatch.setattr(torch, "zeros", lambda *_, **__: fake.done.append("launched"))
+    return fake
+
+
+def test_who_asks_for_the_buffer_waits_until_a_thread_has_pinned_it(driver: Driver) -> None:
+    with ThreadPoolExecutor(2) as threads:
+        memory = HostMemory(8192, pin=True, by=threads)
+        assert driver.entered.wait(10)
+        asked = threads.submit(lambda: memory.buffer.fill_(3))
+        with pytest.raises(TimeoutError):
+            asked.result(0.1)
+        driver.gate.set()
+        asked.result(10)
+        assert (memory.pinned, memory.buffer.unique().tolist()) == (True, [3])
+        assert len(driver.registered) == 1
+        memory.close()
+        memory.close()
+    assert driver.done == ["registered", "synchronized", "unregistered"]
+    assert (memory.pinned, memory.buffer.numel()) == (False, 0)
+
+
+def test_memory_that_is_closed_before_its_turn_is_never_pinned(driver: Driver) -> None:
+    with ThreadPoolExecutor(1) as thread:
+        first, second, third = (HostMemory(4096, pin=True, by=thread) for _ in range(3))
+        assert driver.entered.wait(10)
+        second.close()
+        del third  # nobody closes it
+        gc.collect()
+        driver.gate.set()
+        assert first.pinned
+    assert driver.done == ["registered"]
+    first.close()
+    assert driver.registered == set()
+
+
+def test_memory_that_is_closed_while_it_is_pinned_is_let_go_after_that(driver: Driver) -> None:
+    with ThreadPoolExecutor(1) as thread:
+        memory = HostMemory(4096, pin=True, by=thread)
+        view = weakref.ref(memory._buffer)
+        assert driver.entered.wait(10)
+        memory.close()  # and nobody waits
+        assert view() is not None
+        driver.gate.set()
+    assert driver.done == ["registered", "synchronized", "unregistered"]
+    gc.collect()
+    assert view() is None
+
+
+def test_memory_that_the_driver_does_not_pin_is_memory(driver: Driver) -> None:
+    driver.gate.set()
+    with ThreadPoolExecutor(1) as thread:
+        for by in (None, thread):
+            memory = HostMemory(4097, pin=True, by=by)
+            assert (memory.pinned, memory.buffer.unique().tolist()) == (False, [0])
+            memory.close()
+    # The next launch would find the refusal, were there none to take it.
+    assert driver.done == ["launched", "launched"]
+
+
 @pytest.mark.gpu
-def test_pinned_memory_is_of_exact_size() -> None:
-    memory = HostMemory(5 * 2**20 + 3, pin=True)
+@pytest.mark.parametrize("threads", [0, 1])
+def test_pinned_memory_is_of_exact_size(threads: int) -> None:
+    with ThreadPoolExecutor(1) as thread:
+        memory = HostMemory(5 * 2**20 + 3, pin=True, by=thread if threads else None)
     assert (memory.buffer.numel(), memory.pinned, memory.buffer.is_pinned()) == (
         5 * 2**20 + 3, True, True,
     )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +51,7 @@ class Rooms:
         self.tables: dict[str, torch.Tensor] = {}
         self.resting: dict[str, torch.Tensor] = {}
         """The bytes of tables as the host sees them: flat uint8."""
-        self.pageable = 0
+        self._pinner: ThreadPoolExecutor | None = None
         self._shared: dict[tuple[str, bytes], torch.Tensor] = {}
         self._undo = contextlib.ExitStack()
         specs = {weight.name: weight for unit in outline.units for weight in unit.weights}
@@ -70,6 +71,14 @@ class Rooms:
         self.tables.clear()
         self.resting.clear()
         self._shared.clear()
+
+    @property
+    def pageable(self) -> int:
+        """Bytes of slabs that should have been pinned."""
+        slabs = [one for one in self.slabs.values() if isinstance(one, MemorySlab)]
+        if self.device.type != "cuda":
+            return 0
+        return sum(slab.layout.nbytes for slab in slabs if not slab.pinned)
 
     def read_gbps(self) -> float:
         """Bandwidth of the streamed slabs, each read once into memory of its own.
@@ -97,6 +106,8 @@ class Rooms:
         Raises:
             FormatFault: TT505, a planned weight never came.
         """
+        if self._pinner is not None:
+            self._pinner.shutdown()
         owners: dict[int, list[tuple[torch.nn.Module, str]]] = {}
         for module in model.modules():
             for attribute, parameter in module._parameters.items():
@@ -150,6 +161,10 @@ class Rooms:
         on_disk = [layouts[unit.name].nbytes for unit in parked if unit.rests == "disk"]
         staging = Staging(max(on_disk, default=0), self.device)
         self._undo.callback(staging.close)
+        if self.device.type == "cuda":
+            # While the first files are read.
+            self._pinner = ThreadPoolExecutor(1, thread_name_prefix="trimtab-pin")
+            self._undo.callback(self._pinner.shutdown)
         for unit in parked:
             slab = self._slab(unit, layouts[unit.name], folder, staging)
             self._undo.callback(slab.close)
@@ -189,10 +204,7 @@ class Rooms:
         if folder is not None and unit.rests == "disk":
             return DiskSlab(layout, folder, staging)
         with out_of_memory(unit.name, layout.nbytes):
-            slab = MemorySlab(layout, pin=self.device.type == "cuda")
-        if self.device.type == "cuda" and not slab.pinned:
-            self.pageable += layout.nbytes
-        return slab
+            return MemorySlab(layout, pin=self.device.type == "cuda", by=self._pinner)
 
     def _table(self, unit: PlacedUnit, spec: WeightSpec, folder: DiskFolder | None) -> None:
         nbytes = by_name(spec.storage).layout(spec.shape, spec.dtype)[0].nbytes

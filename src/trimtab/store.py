@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import mmap
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -172,30 +174,49 @@ class HostMemory:
 
     torch's own pinned allocator rounds up to a power of two; registering memory does not. Where
     the driver refuses, the memory stays pageable and `pinned` says so.
+
+    Args:
+        nbytes: the size.
+        pin: whether it is to be pinned.
+        by: a thread that pins it; whoever asks for the buffer, or whether it is pinned, waits.
     """
 
-    def __init__(self, nbytes: int, *, pin: bool) -> None:
+    def __init__(self, nbytes: int, *, pin: bool, by: Executor | None = None) -> None:
         self._map: mmap.mmap | None = _pages(max(nbytes, 1), pin)
-        self.buffer = torch.frombuffer(self._map, dtype=torch.uint8)[:nbytes]
-        self._unpin: Callable[[], Any] | None = None
-        if pin and nbytes and _pin(self.buffer):
+        self._buffer = torch.frombuffer(self._map, dtype=torch.uint8)[:nbytes]
+        self._pinning: Future[bool] | None = None
+        if pin and nbytes:
+            self._pinning = by.submit(_pin, self._buffer) if by else _done(_pin(self._buffer))
             # Also when nobody closes it: memory that is unmapped and still registered could never
             # be registered again.
-            self._unpin = weakref.finalize(self, _unpin, self.buffer.data_ptr())
+            self._unpin = weakref.finalize(self, _unpin, self._pinning, self._buffer.data_ptr())
+
+    @property
+    def buffer(self) -> torch.Tensor:
+        """The memory: flat uint8, zeros until it is written to; empty when it is closed."""
+        if self._pinning is not None:
+            self._pinning.result()
+        return self._buffer
 
     @property
     def pinned(self) -> bool:
-        return self._unpin is not None
+        return self._pinning is not None and self._pinning.result()
 
     def close(self) -> None:
         if self._map is None:
             return
-        if self._unpin is not None:
+        if self._pinning is not None:
             self._unpin()
-            self._unpin = None
+            self._pinning = None
         # Views may be alive in user hands: the memory goes with the last of them.
-        self.buffer = torch.empty(0, dtype=torch.uint8)
+        self._buffer = torch.empty(0, dtype=torch.uint8)
         self._map = None
+
+
+def _done(pinned: bool) -> Future[bool]:
+    future: Future[bool] = Future()
+    future.set_result(pinned)
+    return future
 
 
 def _pages(nbytes: int, pin: bool) -> mmap.mmap:
@@ -223,19 +244,29 @@ def _pin(buffer: torch.Tensor) -> bool:
     return False
 
 
-def _unpin(address: int) -> None:
-    torch.cuda.synchronize()
-    torch.cuda.cudart().cudaHostUnregister(address)
+def _unpin(pinning: Future[bool], address: int) -> None:
+    """Undoes it, or keeps it from being done; where it is being done, right after that.
+
+    Nobody waits: a garbage collection may call this on the very thread that pins.
+    """
+    pinning.cancel()
+    pinning.add_done_callback(functools.partial(_unregister, address))
+
+
+def _unregister(address: int, pinning: Future[bool]) -> None:
+    if not pinning.cancelled() and pinning.result():
+        torch.cuda.synchronize()
+        torch.cuda.cudart().cudaHostUnregister(address)
 
 
 class MemorySlab:
-    """A slab in host memory: pinned when a GPU runs."""
+    """A slab in host memory: pinned when a GPU runs, by the thread `by` where there is one."""
 
     tier = "cpu"
 
-    def __init__(self, layout: SlabLayout, *, pin: bool) -> None:
+    def __init__(self, layout: SlabLayout, *, pin: bool, by: Executor | None = None) -> None:
         self.layout = layout
-        self._memory = HostMemory(layout.nbytes, pin=pin)
+        self._memory = HostMemory(layout.nbytes, pin=pin, by=by)
 
     @property
     def pinned(self) -> bool:
