@@ -254,7 +254,7 @@ def _unpin(pinning: Future[bool], address: int) -> None:
 
 
 def _unregister(address: int, pinning: Future[bool]) -> None:
-    if not pinning.cancelled() and pinning.result():
+    if not pinning.cancelled() and pinning.exception() is None and pinning.result():
         torch.cuda.synchronize()
         torch.cuda.cudart().cudaHostUnregister(address)
 
