@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import itertools
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,10 @@ import torch
 
 import tiny
 from placing import placed, planned
+from trimtab import store
 from trimtab.api import load
-from trimtab.errors import AdapterFault, PlacementFault
+from trimtab.errors import AdapterFault, MemoryFault, PlacementFault
+from trimtab.plan import STREAMED
 
 EVERYTHING = ("layers", "towers", "tables", "head")
 
@@ -109,6 +113,51 @@ def test_an_interrupt_while_loading_leaves_nothing(after: int, device: str, tmp_
     with load(made, disk_folder=tmp_path / "disk") as found:
         wanted = tiny.logits(tiny.reference(folder, "nf4", device=device), given(folder, device))
         assert torch.equal(tiny.logits(found.model, given(folder, device)), wanted)
+
+
+@pytest.mark.gpu
+def test_an_interrupt_while_memory_is_pinned_leaves_nothing() -> None:
+    folder = tiny.checkpoint("llama")
+    before = allocated("cuda")
+    made = planned(folder, "nf4", ("layers",), device="cuda")
+    for after in (0, 20):
+        with pytest.raises(KeyboardInterrupt):
+            load(made, progress=Interrupt(after))
+        assert allocated("cuda") <= before
+        assert not any(one.name.startswith("trimtab-pin") for one in threading.enumerate())
+    with load(made) as found:
+        wanted = tiny.logits(tiny.reference(folder, "nf4", device="cuda"), given(folder, "cuda"))
+        assert torch.equal(tiny.logits(found.model, given(folder, "cuda")), wanted)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("refused", [1, 100])
+def test_memory_that_is_not_pinned_is_told_and_computes_the_same(
+    refused: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny.checkpoint("llama")
+    made = planned(folder, "nf4", ("layers",), {"a": tiny.adapter(folder)}, "cuda")
+    with load(made) as found:
+        wanted = tiny.logits(found.model, given(folder, "cuda"))
+        assert found.report().pageable == 0
+    pin, asked = store._pin, itertools.count()
+    monkeypatch.setattr(store, "_pin", lambda one: next(asked) >= refused and pin(one))
+    with load(made) as found:
+        assert torch.equal(tiny.logits(found.model, given(folder, "cuda")), wanted)
+        sizes = [unit.moving_bytes for unit in made.of_mode(STREAMED)]
+        assert found.report().pageable == sum(sizes[:refused])
+        found.model.generate(**given(folder, "cuda"), max_new_tokens=4, do_sample=False)
+        assert set(found.steps.refusals) == {"memory could not be pinned"}
+
+
+@pytest.mark.gpu
+def test_a_table_that_cannot_be_pinned_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tiny.checkpoint("gemma4")
+    made = planned(folder, "nf4", ("tables",), device="cuda")
+    monkeypatch.setattr(store, "_pin", lambda one: False)
+    with pytest.raises(MemoryFault, match=r"embed_tokens_per_layer could not be pinned") as caught:
+        load(made)
+    assert caught.value.code == "TT404"
 
 
 @pytest.mark.parametrize("device", tiny.DEVICES)
