@@ -172,6 +172,37 @@ class Interrupting:
         return out, pressed
 
 
+class Masking:
+    """A recorder whose captures are interrupted, and then cannot be ended, as torch says it."""
+
+    def capture(self, work: Any) -> Any:
+        try:
+            work()
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            raise RuntimeError("capturing stream has unjoined work") from None
+        finally:
+            assert not torch.is_inference_mode_enabled()
+
+
+def test_an_interrupt_that_a_failed_recording_hides_is_one(streamed: Placement) -> None:
+    expected = eagerly(streamed, "a")
+    own, streamed.steps.recorder = streamed.steps.recorder, Masking()
+    with pytest.raises(KeyboardInterrupt):
+        generate(streamed, "a")
+    assert isinstance(streamed.steps.recorder, Masking)  # nothing is switched off
+    streamed.steps.recorder = own
+    assert generate(streamed, "a") == expected
+
+
+def test_it_generates_inside_and_outside_of_inference_mode(streamed: Placement) -> None:
+    expected = eagerly(streamed, "a")
+    for inside in (True, False, True):
+        with torch.inference_mode(inside):
+            assert generate(streamed, "a") == expected
+    assert streamed.steps.replayed > 0
+
+
 @pytest.mark.parametrize("at", ["capture", "before", "after"])
 def test_after_an_interrupt_no_slot_is_taken_for_what_it_is_not(
     streamed: Placement, at: str

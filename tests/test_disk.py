@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +23,7 @@ from slabs import LAYOUT, bits, contents, equal, fill
 from trimtab import disk
 from trimtab.disk import DiskFolder, DiskSlab, Staging, map_file
 from trimtab.errors import FormatFault, MemoryFault, PlacementFault
+from trimtab.store import HostMemory
 
 CPU = torch.device("cpu")
 
@@ -230,3 +233,58 @@ def test_a_fault_is_told_when_no_part_is_being_read_any_more(
     time.sleep(0.1)
     assert not buffer.any()
     slab.close()
+
+
+class Event:
+    """Of a device that is always done."""
+
+    def record(self, stream: object) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+
+def test_each_thread_has_a_staging_buffer_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    shared = staging()
+    shared._buffers = [HostMemory(64, pin=False) for _ in range(2)]
+    shared._copied = [None, None]
+    reading, go_on = threading.Event(), threading.Event()
+
+    def slowly(host: torch.Tensor) -> None:
+        host.fill_(1)
+        reading.set()
+        assert go_on.wait(10)
+
+    def brought(value: int) -> list[int]:
+        target = torch.zeros(64, dtype=torch.uint8)
+        shared.through(target, lambda host: host.fill_(value))
+        return target.tolist()
+
+    with ThreadPoolExecutor(2) as threads:
+        target = torch.zeros(64, dtype=torch.uint8)
+        ahead = threads.submit(shared.through, target, slowly)
+        assert reading.wait(10)
+        others = threads.submit(lambda: [brought(2), brought(3)])
+        time.sleep(0.1)
+        go_on.set()
+        ahead.result(10)
+        assert target.tolist() == [1] * 64
+        assert others.result(10) == [[2] * 64, [3] * 64]
+
+
+def test_a_folder_of_its_own_goes_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    closed, forgotten = DiskFolder(), DiskFolder()
+    closed.reserve(100)
+    forgotten.reserve(100)
+    closed.close()
+    (left,) = tmp_path.iterdir()
+    disk._remove(str(left), os.getpid() + 1)  # a child has it from its parent
+    assert left.exists()
+    forgotten._lock.close()
+    del forgotten
+    gc.collect()
+    assert list(tmp_path.iterdir()) == []

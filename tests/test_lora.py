@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -84,6 +85,27 @@ def test_what_is_read_beside_the_base_is_held_until_both_are_done(placement: Pla
         # In another order of memory sums run in another order.
         assert torch.allclose(layer(x), before, rtol=BOUND, atol=BOUND)
     assert len(products.read) == 1
+
+
+def test_an_interrupt_while_layers_take_it_leaves_none_that_has(
+    placement: Placement, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, calls = layers(placement), itertools.count()
+    own = torch.nn.Module.__setattr__
+
+    def press(module: torch.nn.Module, name: str, value: Any) -> None:
+        own(module, name, value)
+        if name == "forward" and next(calls) == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.nn.Module, "__setattr__", press)
+        with (
+            pytest.raises(KeyboardInterrupt),
+            Shortcuts(TorchProducts()).taken(found, torch.bfloat16),
+        ):
+            pass
+    assert not any("forward" in vars(layer) for layer in found)
 
 
 @torch.no_grad()

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import subprocess
 import sys
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
-from trimtab.replay import CudaRecorder, describe_inputs, private_output, with_leaves
+from trimtab.replay import (
+    CudaRecorder,
+    describe_inputs,
+    private_output,
+    uncollected,
+    with_leaves,
+)
+from trimtab.store import HostMemory
 
 
 def test_inputs_are_told_by_shape_dtype_and_value() -> None:
@@ -143,3 +153,40 @@ def test_a_recorder_takes_torch_s_own_stream_where_it_is_of_its_device(
     assert made is not None
     assert made.device == first
     assert other._stream() is made
+
+
+def test_no_garbage_is_collected_while_it_captures() -> None:
+    assert gc.isenabled()
+    with contextlib.suppress(ValueError), uncollected():
+        assert not gc.isenabled()
+        raise ValueError
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with uncollected():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+@pytest.mark.gpu
+def test_other_threads_may_pin_and_allocate_while_it_captures() -> None:
+    device = torch.device("cuda", 0)
+    value = torch.ones(4, device=device)
+
+    def other() -> tuple[HostMemory, torch.Tensor]:
+        return HostMemory(1 << 20, pin=True), torch.empty(1 << 24, device=device)
+
+    def work() -> torch.Tensor:
+        out = value * 2
+        with ThreadPoolExecutor(1) as thread:
+            made.append(thread.submit(other).result(30))
+        return out + 1
+
+    made: list[tuple[HostMemory, torch.Tensor]] = []
+    out, replay = CudaRecorder(device).capture(work)
+    replay()
+    assert out.tolist() == [3.0] * 4
+    assert made[0][0].pinned
+    made[0][0].close()

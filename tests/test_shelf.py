@@ -6,6 +6,7 @@ On a CPU nothing needs to move; here the cap is set past the plan, and both plac
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from trimtab.adapters import load_tensors, read_adapter
 from trimtab.api import plan
 from trimtab.errors import MemoryFault
 from trimtab.placement import Placement
+from trimtab.store import Span
 
 NAMES = "abcde"
 
@@ -101,6 +103,26 @@ def test_any_order_of_use(capped: Placement, order: list[str]) -> None:
         assert name not in capped.shelf.resting
         assert used[0] == name
     assert capped.shelf.peak <= 2 * size()
+
+
+def test_an_adapter_whose_rest_is_interrupted_comes_back_whole(
+    capped: Placement, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view, calls = Span.view, itertools.count()
+
+    def press(span: Span, buffer: torch.Tensor) -> torch.Tensor:
+        if next(calls) == 5:
+            raise KeyboardInterrupt
+        return view(span, buffer)
+
+    assert capped.shelf.resting == ("a", "b", "c")
+    with monkeypatch.context() as patch:
+        patch.setattr(Span, "view", press)
+        with pytest.raises(KeyboardInterrupt):
+            answer(capped, "a")  # d leaves for it
+    assert "d" in capped.shelf.resting
+    for name in ("d", "a", "e", "d"):
+        assert torch.equal(answer(capped, name), wanted()[name])
 
 
 def test_every_weight_stays_real_and_pefts_own(capped: Placement) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
 import gc
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -256,6 +258,26 @@ def test_who_asks_for_the_buffer_waits_until_a_thread_has_pinned_it(driver: Driv
         memory.close()
     assert driver.done == ["registered", "synchronized", "unregistered"]
     assert (memory.pinned, memory.buffer.numel()) == (False, 0)
+
+
+def test_an_interrupt_while_memory_is_pinned_leaves_nothing_pinned(driver: Driver) -> None:
+    def press() -> None:
+        assert driver.entered.wait(10)
+        _thread.interrupt_main()
+        time.sleep(0.2)
+        driver.gate.set()
+
+    def make() -> None:
+        HostMemory(4096, pin=True)
+        time.sleep(10)  # where it comes late
+
+    pressing = threading.Thread(target=press)
+    pressing.start()
+    with pytest.raises(KeyboardInterrupt):
+        make()
+    pressing.join()
+    gc.collect()
+    assert (driver.registered, driver.done[:1]) == (set(), ["registered"])
 
 
 def test_memory_that_is_closed_before_its_turn_is_never_pinned(driver: Driver) -> None:

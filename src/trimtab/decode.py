@@ -20,7 +20,7 @@ import torch
 
 from trimtab import caches, foreign
 from trimtab.activity import ActiveAdapters, applies
-from trimtab.errors import first_line
+from trimtab.errors import chain, first_line
 from trimtab.lora import Shortcuts
 from trimtab.plan import STREAMED, Plan
 from trimtab.replay import (
@@ -116,11 +116,15 @@ class Steps:
         try:
             given = args[0] if args else kwargs["input_ids"]
             length = self._tokens(given.shape[1], kwargs)
-            kwargs[self._argument] = self._fresh_cache(given.shape[0], length)
+            with torch.inference_mode(False):
+                kwargs[self._argument] = self._fresh_cache(given.shape[0], length)
             if self._own_loop(kwargs):
                 streamer = kwargs.get("streamer")
                 kwargs["custom_generate"] = functools.partial(sample, streamer=streamer)
-            return own(*args, **kwargs)
+            # What is made inside an inference_mode block, the cache among it, could not be written
+            # to outside.
+            with torch.inference_mode(False), torch.no_grad():
+                return own(*args, **kwargs)
         finally:
             self._generating.release()
 
@@ -258,6 +262,10 @@ class Steps:
                 output, replay = self.recorder.capture(work)
             held = self._ring.held
         except Exception as error:
+            # What the failed recording says may have come of an interrupt.
+            for cause in chain(error):
+                if not isinstance(cause, Exception):
+                    raise cause from None
             # Whatever cannot be captured: nothing has run, and the caller runs it eagerly.
             self._unable = f"capturing failed: {first_line(error)}"
             self.refusals[self._unable] += 1

@@ -8,7 +8,8 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterable
+import weakref
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import IO, Any
@@ -33,11 +34,15 @@ class DiskFolder:
     """
 
     def __init__(self, path: str | Path | None = None) -> None:
-        self._made = path is None
+        self._made: Callable[[], Any] | None = None
         self._files: list[Path] = []
         self.readers = ThreadPoolExecutor(READERS, thread_name_prefix="trimtab-disk")
         try:
-            self.path = Path(tempfile.mkdtemp(prefix="trimtab-") if path is None else path)
+            if path is None:
+                path = tempfile.mkdtemp(prefix="trimtab-")
+                # Also when nobody closes it.
+                self._made = weakref.finalize(self, _remove, path, os.getpid())
+            self.path = Path(path)
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = take_lock(self.path / "trimtab.lock")
         except OSError as error:
@@ -77,14 +82,20 @@ class DiskFolder:
             (self.path / "trimtab.lock").unlink()
         self._lock.close()
         self._lock = None
-        if self._made:
-            shutil.rmtree(self.path, ignore_errors=True)
+        if self._made is not None:
+            self._made()
 
     def _empty(self, files: Iterable[Path]) -> None:
         for path in files:
             # Windows keeps a file that is still mapped; the next placement here removes it.
             with contextlib.suppress(OSError):
                 path.unlink()
+
+
+def _remove(path: str, owner: int) -> None:
+    # A forked child has it from its parent, whose files they are.
+    if os.getpid() == owner:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def reserve_blocks(file: IO[Any], nbytes: int) -> None:
@@ -183,17 +194,20 @@ class Staging:
         self._buffers = [HostMemory(nbytes, pin=True) for _ in range(2 if cuda and nbytes else 0)]
         self._copied: list[torch.cuda.Event | None] = [None] * len(self._buffers)
         self._next = 0
+        # The thread that reads ahead, and whoever brings in what is idle.
+        self._turn = threading.Lock()
 
     def through(self, target: torch.Tensor, fill: Any) -> None:
-        at, self._next = self._next, (self._next + 1) % len(self._buffers)
-        before = self._copied[at]
-        if before is not None:
-            before.synchronize()
-        host = self._buffers[at].buffer[: target.numel()]
-        fill(host)
-        target.copy_(host, non_blocking=True)
-        self._copied[at] = done = torch.cuda.Event()
-        done.record()
+        with self._turn:
+            at, self._next = self._next, (self._next + 1) % len(self._buffers)
+            before = self._copied[at]
+            if before is not None:
+                before.synchronize()
+            host = self._buffers[at].buffer[: target.numel()]
+            fill(host)
+            target.copy_(host, non_blocking=True)
+            self._copied[at] = done = torch.cuda.Event()
+            done.record(torch.cuda.current_stream(target.device))
 
     def close(self) -> None:
         for buffer in self._buffers:

@@ -6,6 +6,7 @@ TT5nn formats and checkpoints, TT6nn running.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 TITLES: Final[dict[str, str]] = {
@@ -158,6 +159,18 @@ class FormatFault(TrimtabError):
 
 class RunningFault(TrimtabError):
     """TT6nn: something that a placed model refuses."""
+
+
+def chain(problem: BaseException) -> Iterator[BaseException]:
+    """The exception, what caused it, and so on; each once."""
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [problem]
+    while waiting:
+        one = waiting.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            yield one
+            waiting += [one.__context__, one.__cause__]
 
 
 def first_line(error: BaseException) -> str:

@@ -15,6 +15,7 @@ from trimtab.errors import (
     FormatFault,
     MemoryFault,
     TrimtabError,
+    chain,
     first_line,
 )
 from trimtab.plan import Plan
@@ -140,11 +141,9 @@ def translated(plan: Plan) -> Iterator[None]:
             "TT101", f"loading {plan.model} needs a package: {first_line(error)}"
         ) from error
     except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError) as error:
-        cause = error.__cause__ or error.__context__
-        while cause is not None:
+        for cause in chain(error):
             if isinstance(cause, TrimtabError):
                 raise cause from None
-            cause = cause.__cause__ or cause.__context__
         raise FormatFault(
             "TT502",
             f"{plan.model} cannot be loaded: {type(error).__name__}: {first_line(error)}",

@@ -131,8 +131,9 @@ class Shortcuts:
                 if lora is None or "forward" in vars(layer) or not self._takes(lora, dtype):
                     continue
                 own = layer.forward
+                # First: an interrupt may come between the two.
+                undo.callback(vars(layer).pop, "forward", None)
                 layer.forward = functools.partial(through, self._products, own, layer, lora)
-                undo.callback(vars(layer).pop, "forward")
                 count += 1
             yield count
 

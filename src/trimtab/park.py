@@ -234,9 +234,10 @@ class Gate:
         Raises:
             PlacementFault: TT208, if the placement was closed.
         """
-        if self.closed:
-            raise PlacementFault("TT208", "the placement of this model is closed")
         with self._lock:
+            # Asked when it is our turn: whoever waited may have waited for the close.
+            if self.closed:
+                raise PlacementFault("TT208", "the placement of this model is closed")
             self.heal()
             try:
                 yield
@@ -247,9 +248,9 @@ class Gate:
     @contextlib.contextmanager
     def through(self, unit: ParkedUnit) -> Any:
         """Around a call of one unit."""
-        if self.closed:
-            raise PlacementFault("TT208", f"the placement of {unit.name} is closed")
         with self._lock:
+            if self.closed:
+                raise PlacementFault("TT208", f"the placement of {unit.name} is closed")
             try:
                 unit.enter()
                 yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -76,6 +77,8 @@ class Placement:
         self._gate = gate
         self.steps = steps
         self._switch, self.shelf = switch, shelf
+        # Which adapter is active is one thread's at a time; its calls may be made by others.
+        self._choosing = threading.RLock()
         self._prompts = Prompts(source)
         self._shutdown = shutdown
         self._pace: float | None = None
@@ -125,7 +128,7 @@ class Placement:
         # No call may run meanwhile: a LoRA is put on with the others out of sight.
         with self._gate.passing():
             self.shelf.make_room(adapter_bytes(header))
-            self.model, applied = load_onto(
+            model, applied = load_onto(
                 self.model,
                 header,
                 name,
@@ -133,10 +136,15 @@ class Placement:
                 allow_unused=allow_unused,
                 allow_other_base=allow_other_base,
             )
-            refuse_merging(self.model)
-            self._switch.take_over(self.model)
-            self.shelf.take_over()
-            self.applied[name] = applied
+            try:
+                self.model = model
+                refuse_merging(model)
+                self._switch.take_over(model)
+                self.shelf.take_over()
+                self.applied[name] = applied
+            except BaseException:
+                self._take_off(name, model)
+                raise
         return applied
 
     def swap_adapter(
@@ -183,17 +191,21 @@ class Placement:
         """
         self._check_adapter(name)
         with self._gate.passing():
-            self.model = remove(self.model, name)
-            self.applied.pop(name, None)
-            if self.model is not self._switch.model:
-                self._switch.let_go()
-            self.shelf.look()
+            self._take_off(name, self.model)
+
+    def _take_off(self, name: str, model: Any) -> None:
+        self.model = remove(model, name)
+        self.applied.pop(name, None)
+        if self.model is not self._switch.model:
+            self._switch.let_go()
+        self.shelf.look()
 
     @contextlib.contextmanager
     def using(self, adapter: str | EllipsisType | None = ...) -> Iterator[Any]:
         """The model with that adapter active, `None` for the base, `...` for whatever is active.
 
-        What was active before is active again afterwards.
+        What was active before is active again afterwards. Another thread that asks for an adapter,
+        or for the base, waits until then; one that takes what is active does not.
         """
         self._check_open()
         if adapter is ... or not self.adapters:
@@ -201,17 +213,20 @@ class Placement:
                 self._check_adapter(adapter)
             yield self.model
             return
-        if adapter is None:
-            with self._switch.off():
+        with self._choosing:
+            self._check_open()
+            with self._switch.off() if adapter is None else self._chosen(adapter):
                 yield self.model
-            return
+
+    @contextlib.contextmanager
+    def _chosen(self, adapter: str) -> Iterator[None]:
         self._check_adapter(adapter)
         before = list(self.model.active_adapters)
-        self._switch.choose(adapter)
         try:
-            yield self.model
+            self._switch.choose(adapter)
+            yield
         finally:
-            if all(one in self.adapters for one in before):
+            if not self.closed and all(one in self.adapters for one in before):
                 self._switch.choose(before)
 
     def generate(
@@ -306,14 +321,19 @@ class Placement:
 
         The model that was had from it is of no use afterwards. Closing twice does nothing.
         """
-        if not self._gate.closed:
-            self._gate.close()
-            self.steps.clear()
-            self._shutdown.close()
-            allow_merging(self.model)
-            self._switch.let_go()
-            self.model = None
-            self._modules.clear()
+        with contextlib.ExitStack() as last:
+            # Each is done, whatever becomes of those before it.
+            last.callback(self._modules.clear)
+            last.callback(self._switch.let_go)
+            last.callback(self._let_go)
+            last.callback(self._shutdown.close)
+            last.callback(self.steps.clear)
+            last.callback(self._gate.close)
+
+    def _let_go(self) -> None:
+        model, self.model = self.model, None
+        if model is not None:
+            allow_merging(model)
 
     def __enter__(self) -> Placement:
         return self

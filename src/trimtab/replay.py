@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import gc
+import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, TypeGuard
 
 import torch
@@ -18,6 +21,10 @@ class Recorder(Protocol):
         """What `work` returned, and what replays it; nothing has been computed yet."""
 
 
+CAPTURING = threading.Lock()
+"""The process's: torch lets one capture be under way at a time, whoever makes it."""
+
+
 class CudaRecorder:
     """CUDA graphs that share one pool of memory, as long as one of them lives."""
 
@@ -27,6 +34,10 @@ class CudaRecorder:
         self._other: torch.cuda.Stream | None = None
 
     def capture(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        with CAPTURING, uncollected():
+            return self._capture(work)
+
+    def _capture(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self._device)
         # torch refuses the pool of graphs that are all gone.
@@ -35,7 +46,10 @@ class CudaRecorder:
         with (
             torch.cuda.device(self._device),
             torch.cuda.stream(torch.cuda.current_stream(self._device)),
-            torch.cuda.graph(graph, pool=pool, stream=self._stream()),
+            # Other threads may pin memory, read files or load a model meanwhile.
+            torch.cuda.graph(
+                graph, pool=pool, stream=self._stream(), capture_error_mode="thread_local"
+            ),
         ):
             out = work()
         self._graphs.add(graph)
@@ -52,6 +66,19 @@ class CudaRecorder:
             return None
         self._other = self._other or torch.cuda.Stream(self._device)
         return self._other
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """While inside, no garbage is collected: what it frees may wait for the device, and a capture
+    that has to wait has failed."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def is_tensor(value: object) -> TypeGuard[torch.Tensor]:

@@ -62,10 +62,12 @@ class Rooms:
             raise
 
     def close(self) -> None:
-        if self.ring is not None:
-            self.ring.close()
-            self.ring = None
-        self._undo.close()
+        ring, self.ring = self.ring, None
+        try:
+            if ring is not None:
+                ring.close()
+        finally:
+            self._undo.close()
         self.homes.clear()
         self.slabs.clear()
         self.tables.clear()

@@ -50,8 +50,10 @@ class Weights:
             self.close()
             self._host = HostMemory(self.nbytes, pin=self._device.type == "cuda")
         assert self._host is not None
+        # Before it is true: after an interrupt some lie here and some there, and all must come.
+        self.rests = True
         self._lay_into(self._host.buffer, self._here)
-        self._here, self.rests = None, True
+        self._here = None
 
     def come(self) -> None:
         """The bytes are on the device again, at other addresses than before."""

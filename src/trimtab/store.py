@@ -7,7 +7,7 @@ import functools
 import mmap
 import weakref
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -178,7 +178,8 @@ class HostMemory:
     Args:
         nbytes: the size.
         pin: whether it is to be pinned.
-        by: a thread that pins it; whoever asks for the buffer, or whether it is pinned, waits.
+        by: a thread that pins it, so that whoever asks for the buffer, or whether it is pinned,
+            waits; else it is pinned when it is made.
     """
 
     def __init__(self, nbytes: int, *, pin: bool, by: Executor | None = None) -> None:
@@ -186,10 +187,13 @@ class HostMemory:
         self._buffer = torch.frombuffer(self._map, dtype=torch.uint8)[:nbytes]
         self._pinning: Future[bool] | None = None
         if pin and nbytes:
-            self._pinning = by.submit(_pin, self._buffer) if by else _done(_pin(self._buffer))
-            # Also when nobody closes it: memory that is unmapped and still registered could never
-            # be registered again.
-            self._unpin = weakref.finalize(self, _unpin, self._pinning, self._buffer.data_ptr())
+            with contextlib.ExitStack() as own:
+                # An interrupt meets a thread that waits, not one that has pinned and not said so.
+                by = by or own.enter_context(ThreadPoolExecutor(1))
+                self._pinning = by.submit(_pin, self._buffer)
+                # Also when nobody closes it: memory that is unmapped and still registered could
+                # never be registered again.
+                self._unpin = weakref.finalize(self, _unpin, self._pinning, self._buffer.data_ptr())
 
     @property
     def buffer(self) -> torch.Tensor:
@@ -211,12 +215,6 @@ class HostMemory:
         # Views may be alive in user hands: the memory goes with the last of them.
         self._buffer = torch.empty(0, dtype=torch.uint8)
         self._map = None
-
-
-def _done(pinned: bool) -> Future[bool]:
-    future: Future[bool] = Future()
-    future.set_result(pinned)
-    return future
 
 
 def _pages(nbytes: int, pin: bool) -> mmap.mmap:
@@ -255,8 +253,10 @@ def _unpin(pinning: Future[bool], address: int) -> None:
 
 def _unregister(address: int, pinning: Future[bool]) -> None:
     if not pinning.cancelled() and pinning.exception() is None and pinning.result():
-        torch.cuda.synchronize()
-        torch.cuda.cudart().cudaHostUnregister(address)
+        try:
+            torch.cuda.synchronize()
+        finally:
+            torch.cuda.cudart().cudaHostUnregister(address)
 
 
 class MemorySlab:

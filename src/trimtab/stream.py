@@ -136,9 +136,10 @@ class Ring:
             if self._leaves_one:
                 self._ahead(len(self._slabs) - 1)
             yield
-            self.fence()
         finally:
             self._recording = False
+            # Also where it failed: a recording that a copy is outside of cannot be ended.
+            self.fence()
 
     def ready(self) -> tuple[int | None, ...]:
         """What each slot holds, as a recorded token would leave it."""
@@ -170,8 +171,10 @@ class Ring:
             slot.busy, slot.holds, slot.ticket, slot.used = False, None, None, None
 
     def close(self) -> None:
-        self._lane.close()
-        self.slots = []
+        try:
+            self._lane.close()
+        finally:
+            self.slots = []
 
     def _distance(self, held: int | None, index: int) -> int:
         """Steps from unit `index` until `held` is needed; nothing held is needed never."""

@@ -39,9 +39,10 @@ class Switch:
 
     def let_go(self) -> None:
         """Undoes `take_over`, and forgets the model."""
-        if self.model is not None:
-            vars(self.model).pop("set_adapter", None)
-        self.model, self._known, self._choice = None, None, None
+        model, self.model = self.model, None
+        if model is not None:
+            vars(model).pop("set_adapter", None)
+        self._known, self._choice = None, None
 
     def layers(self) -> list[Any]:
         """PEFT's layers and wrappers; the model is walked only when its adapters have changed."""

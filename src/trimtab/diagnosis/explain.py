@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from trimtab.diagnosis import registry
 from trimtab.diagnosis.finding import Confidence, Finding
@@ -12,7 +12,7 @@ from trimtab.diagnosis.rule import Rule, unwrapped
 from trimtab.diagnosis.sign import LEVELS, lowered
 from trimtab.diagnosis.traceback import Raised, Traceback, read_traceback
 from trimtab.diagnosis.versions import installed, is_within
-from trimtab.errors import TrimtabError
+from trimtab.errors import TrimtabError, chain
 
 
 def explain(
@@ -38,7 +38,7 @@ def explain(
     """
     if isinstance(problem, str):
         return _in_text(problem, look_up)
-    for one in _chain(problem):
+    for one in chain(problem):
         if isinstance(one, TrimtabError):
             return [Finding.from_error(one)]
     return _in_text("".join(traceback.format_exception(problem)), look_up)
@@ -55,18 +55,6 @@ def page(code: str) -> str:
         '## TT403: the disk is full'
     """
     return registry.rule(code).markdown()
-
-
-def _chain(problem: BaseException) -> Iterator[BaseException]:
-    """The exception, what caused it, and so on; each once."""
-    seen: set[int] = set()
-    waiting: list[BaseException | None] = [problem]
-    while waiting:
-        one = waiting.pop()
-        if one is not None and id(one) not in seen:
-            seen.add(id(one))
-            yield one
-            waiting += [one.__context__, one.__cause__]
 
 
 def _in_text(text: str, look_up: Callable[[str], str | None]) -> list[Finding]:
