@@ -13,7 +13,7 @@ from peft import LoraConfig
 import trimtab
 from dispatched import half_on_disk, placement
 from tiny import adapter, checkpoint, inputs, logits, reference, rewrite
-from trimtab.errors import AdapterFault, PlacementFault, RunningFault
+from trimtab.errors import AdapterFault, FormatFault, PlacementFault, RunningFault
 
 pytestmark = pytest.mark.filterwarnings("ignore:Some parameters are on the meta device")
 
@@ -45,6 +45,29 @@ def test_a_quantized_layer_on_meta_is_refused(tmp_path: Path) -> None:
     dispatched.weight = torch.nn.Parameter(dispatched.weight.data.to("meta"), requires_grad=False)
     with pytest.raises(PlacementFault, match="TT204"):
         trimtab.attach(base, adapter(folder))
+
+
+def test_a_base_that_is_packed_for_this_cpu_is_refused_and_a_fresh_one_stays_unpacked() -> None:
+    folder = checkpoint("llama")
+    base = reference(folder, "nf4")
+    for module in base.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = True
+    state = base.get_submodule("model.layers.1.mlp.up_proj").weight.quant_state
+    state.packing_format_for_cpu = True  # as its first forward leaves it, where the CPU can
+    with pytest.raises(
+        FormatFault, match=r"1 4-bit layers .* model.layers.1.mlp.up_proj"
+    ) as caught:
+        trimtab.attach(base, adapter(folder))
+    assert caught.value.code == "TT513"
+    assert not any("lora" in name for name, _ in base.named_modules())
+    state.packing_format_for_cpu = False
+    model = trimtab.attach(base, adapter(folder))
+    given = inputs(folder)
+    wanted = reference(folder, "nf4", adapter(folder))
+    assert torch.equal(logits(model, given), logits(wanted, given))
+    model.load_adapter(adapter(folder, seed=5), "b")
+    assert torch.equal(logits(model, given), logits(wanted, given))
 
 
 def test_a_base_on_meta_is_refused() -> None:

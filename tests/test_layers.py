@@ -88,6 +88,7 @@ WHOLE = {
     "merge_files",
     "merge_refusals",
     "attach_refusals",
+    "stored",
     "stream_races",
     "situations",
     "cases",

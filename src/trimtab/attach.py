@@ -25,7 +25,7 @@ from trimtab.adapted import Undo, base_of, base_parameters, inner
 from trimtab.adapters import AdapterHeader, read_adapter
 from trimtab.apply import ReadBase, fit_model, put_onto
 from trimtab.compat import READS_BASE
-from trimtab.errors import AdapterFault, PlacementFault, RunningFault
+from trimtab.errors import AdapterFault, FormatFault, PlacementFault, RunningFault
 from trimtab.fit import Fit
 from trimtab.formats import by_name
 from trimtab.guard import Source, guard_class, stand_in
@@ -83,6 +83,7 @@ def attach(
     Raises:
         AdapterFault: TT3nn, an adapter that does not fit this base; TT314, a prefix on a map that
             names no GPU.
+        FormatFault: TT513, a 4-bit base that has run on a CPU with AVX512-BF16.
         PlacementFault: TT204, a quantized layer that is offloaded; TT207, a layer without weights
             that accelerate knows nothing of. The model is then as it was.
 
@@ -103,13 +104,27 @@ def _put(
     allow_other_base: bool,
 ) -> tuple[PeftModel, Applied]:
     base = base_of(model)
+    refuse_packed(base)
     decided = fit_model(model, header, allow_unused=allow_unused, allow_other_base=allow_other_base)
     offloaded = find_offloaded(base)
     _refuse(base, decided, offloaded)
     with stand_ins(offloaded):
         adapted, applied = put_onto(model, decided, name, read_base=reader(base, offloaded))
+    # Further adapters are put onto it when it has run.
+    foreign.keep_four_bit_unpacked(base)
     _settle(adapted, bool(offloaded))
     return adapted, applied
+
+
+def refuse_packed(base: nn.Module) -> None:
+    """Raises TT513 if weights are no longer as they were loaded: PEFT would spoil them."""
+    if packed := foreign.packed_for_cpu(base):
+        raise FormatFault(
+            "TT513",
+            f"{len(packed)} 4-bit layers are repacked for this CPU already, {packed[0]} among them",
+            why="bitsandbytes does so in the first forward, and PEFT's state_dict then breaks them",
+            fix="load the base again and attach the adapter before its first forward",
+        )
 
 
 def find_offloaded(base: nn.Module) -> list[Offloaded]:

@@ -163,6 +163,19 @@ def keep_four_bit_unpacked(model: torch.nn.Module) -> None:
             module.support_avx512bf16_for_cpu = False
 
 
+def packed_for_cpu(model: torch.nn.Module) -> list[str]:
+    """Names of 4-bit layers that bitsandbytes has repacked in place, in their first forward."""
+    return [
+        name
+        for name, module in model.named_modules()
+        if getattr(
+            getattr(getattr(module, "weight", None), "quant_state", None),
+            "packing_format_for_cpu",
+            False,
+        )
+    ]
+
+
 def cast_adapter(model: Any, name: str) -> None:
     """Makes an injected adapter's 16-bit weights 32-bit, as `PeftModel.from_pretrained` does.
 

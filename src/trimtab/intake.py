@@ -52,6 +52,15 @@ class ParkingHome:
                 why=str(error),
                 fix="make the plan again with the installed versions",
             ) from error
+        except ValueError as error:
+            raise FormatFault(
+                "TT508",
+                f"{self.spec.name} was planned as {self.spec.storage} and is stored as {error}",
+                why="the quantization_config in config.json is not true of the file; or the blocks "
+                "are not of 64 weights, which only resident weights may be",
+                fix="correct bnb_4bit_quant_type and bnb_4bit_use_double_quant there, or quantize "
+                "the model again from its 16-bit checkpoint",
+            ) from error
         for key, tensor in tensors.items():
             self._slab.put(self.spec.name, key, tensor)
         self.parked = ParkedWeight(

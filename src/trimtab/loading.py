@@ -19,7 +19,7 @@ from trimtab.errors import (
     first_line,
 )
 from trimtab.plan import Plan
-from trimtab.quantize import quantization_config
+from trimtab.quantize import part_names, quantization_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -44,6 +44,8 @@ def load_model(
 
     if checkpoint.quantization is None:
         check_headers(checkpoint, outline)
+    else:
+        check_parts(checkpoint, outline)
     model_class = model_class_of(checkpoint)
     asked = where_and_how(checkpoint, model_class, plan, rooms)
     with translated(plan), foreign.quiet_transformers():
@@ -116,6 +118,28 @@ def check_headers(checkpoint: Checkpoint, outline: Outline) -> None:
         # GPT-2 and its like store them the other way round, and the loader turns them.
         if tensor.shape not in (spec.shape, spec.shape[::-1]):
             raise wrong_shape(spec.name, tensor.shape, spec.shape, checkpoint.source)
+
+
+def check_parts(checkpoint: Checkpoint, outline: Outline) -> None:
+    """Raises if a weight that is stored quantized lacks a part: the loader would name none."""
+    missing = []
+    for spec in (weight for unit in outline.units for weight in unit.weights):
+        if spec.storage == "plain":
+            continue
+        parts = part_names(spec.name, spec.storage)
+        lacking = [one for one in parts if one not in checkpoint.tensors]
+        # Where the loader renames weights, all are elsewhere.
+        if len(lacking) < len(parts):
+            missing += lacking
+    if missing:
+        raise FormatFault(
+            "TT505",
+            f"{checkpoint.source} lacks {len(missing)} tensors of its quantized weights: "
+            f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}",
+            why="its files were not written whole, or its config.json is another checkpoint's",
+            fix="download the checkpoint again, or write it again with save_quantized",
+            tensors=missing,
+        )
 
 
 def wrong_shape(name: str, found: Sequence[int], wanted: Sequence[int], model: str) -> FormatFault:

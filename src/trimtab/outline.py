@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -55,6 +56,8 @@ class Outline:
     quant: str
     modules: frozenset[str]
     buffers: frozenset[str]
+    stored: bool = False
+    """Whether the checkpoint is stored quantized."""
 
     @property
     def weights(self) -> Iterator[WeightSpec]:
@@ -83,7 +86,8 @@ def build_outline(checkpoint: Checkpoint, quant: str = "auto", dtype: str = "aut
     """
     from trimtab.skeleton import build_skeleton
 
-    return _describe(build_skeleton(checkpoint, quant, dtype))
+    outline = _describe(build_skeleton(checkpoint, quant, dtype))
+    return dataclasses.replace(outline, stored=checkpoint.quantization is not None)
 
 
 def _describe(skeleton: Skeleton) -> Outline:

@@ -44,6 +44,20 @@ def resolve_quant(quant: str, stored: Mapping[str, Any] | None) -> str:
     return own
 
 
+def part_names(name: str, quant: str) -> list[str]:
+    """The keys that each weight stored in the format `quant` has, the packed bytes' first."""
+    if quant == "int8":
+        return [name, f"{name.removesuffix('weight')}SCB"]
+    return [name, f"{name}.absmax", f"{name}.quant_map"]
+
+
+def is_part(key: str) -> bool:
+    """Whether a tensor of a stored checkpoint belongs to a quantized weight, by its key."""
+    last = key.rpartition(".")[2]
+    parts = ("absmax", "quant_map", "nested_absmax", "nested_quant_map", "SCB", "weight_format")
+    return last in parts or ".quant_state." in key
+
+
 def _stored_format(stored: Mapping[str, Any]) -> str:
     method = str(stored.get("quant_method", "bitsandbytes")).lower()
     if method.startswith("bitsandbytes"):

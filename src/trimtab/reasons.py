@@ -139,7 +139,7 @@ def _requantized(facts: Facts) -> list[str]:
     quant = facts.outline.quant
     better = {"none": "nf4", "int8": "nf4", "nf4": "nf4-dq", "fp4": "fp4-dq"}.get(quant)
     layers = [unit for unit in facts.outline.units if unit.kind == "layer"]
-    if better is None or not layers:
+    if better is None or not layers or facts.outline.stored:
         return []
     before = sum(slab_bytes(unit.weights) for unit in layers)
     after = sum(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import torch
 from trimtab import foreign
 from trimtab.errors import EnvironmentFault, FormatFault
 from trimtab.quantize import (
+    is_part,
     quantization_config,
     quantized_from,
     require_bitsandbytes,
@@ -43,16 +45,19 @@ def build_skeleton(checkpoint: Checkpoint, quant: str, dtype: str) -> Skeleton:
     model_class = model_class_of(checkpoint)
     config = config_of(checkpoint, model_class)
     name = _dtype_of(checkpoint, config, dtype)
+    if stored is not None:
+        name = _stored_dtype(checkpoint, name, asked=dtype)
     torch_dtype: torch.dtype = getattr(torch, name)
     _set_dtype(config, torch_dtype)
-    try:
-        model = foreign.skeleton(model_class, config, torch_dtype)
-    except Exception as problem:
-        raise _not_understood(checkpoint, problem) from problem
     if resolved != "none":
         require_bitsandbytes(resolved)
-        asked = dict(stored) if stored else quantization_config(resolved, name)
-        foreign.convert_to_quantized(model, asked, stored=stored is not None, dtype=torch_dtype)
+    try:
+        model = foreign.skeleton(model_class, config, torch_dtype)
+        if resolved != "none":
+            how = dict(stored) if stored else quantization_config(resolved, name)
+            foreign.convert_to_quantized(model, how, stored=stored is not None, dtype=torch_dtype)
+    except Exception as problem:
+        raise _not_understood(checkpoint, problem) from problem
     return Skeleton(model, resolved, name, quantized_from(stored, name))
 
 
@@ -138,6 +143,29 @@ def _dtype_of(checkpoint: Checkpoint, config: PreTrainedConfig, dtype: str) -> s
         return str(config.dtype).removeprefix("torch.")
     floating = (one.dtype for one in checkpoint.tensors.values() if "float" in one.dtype)
     return next(floating, "bfloat16")
+
+
+def _stored_dtype(checkpoint: Checkpoint, name: str, asked: str) -> str:
+    """The dtype that most of a stored quantized checkpoint's plain tensors have.
+
+    They are loaded as they are: transformers 5.24 casts none of them, whatever the config says.
+    """
+    held: Counter[str] = Counter()
+    for key, tensor in checkpoint.tensors.items():
+        if "float" in tensor.dtype and not is_part(key):
+            held[tensor.dtype] += tensor.nbytes
+    if not held:
+        return name
+    ((own, _),) = held.most_common(1)
+    if asked not in ("auto", own):
+        raise FormatFault(
+            "TT509",
+            f"{checkpoint.source} is stored quantized, its other weights in {own}, and cannot be "
+            f"loaded as {asked}",
+            why="what is stored quantized is loaded with the dtypes that it has",
+            fix=f"ask for auto or {own}, or start from a 16-bit checkpoint of the model",
+        )
+    return own
 
 
 def _set_dtype(config: PreTrainedConfig, dtype: torch.dtype) -> None:

@@ -116,7 +116,8 @@ def test_formats() -> None:
     assert "support_avx512bf16_for_cpu" not in text, "only a CPU repacks"
     assert "bnb_4bit_use_double_quant=False" in script(GPU, Case.ADAPTER, "nf4")
     assert "llm_int8" not in script(GPU, Case.WHOLE, "nf4")
-    assert "support_avx512bf16_for_cpu" in script(HUB, Case.WHOLE, "nf4")
+    for quant in ("nf4", STORED):
+        assert "support_avx512bf16_for_cpu" in script(HUB, Case.WHOLE, quant)
     assert "load_in_8bit=True" in script(GPU, Case.WHOLE, "int8")
     for quant in ("none", STORED):
         assert "BitsAndBytesConfig" not in script(GPU, Case.WHOLE, quant)

@@ -66,7 +66,13 @@ class Format(Protocol):
 
     def split(
         self, module: Any, parameter: Any, share: Share
-    ) -> tuple[dict[str, torch.Tensor], Any]: ...
+    ) -> tuple[dict[str, torch.Tensor], Any]:
+        """The moving tensors of a loaded weight, and the rest of what `join` needs.
+
+        Raises:
+            AttributeError: it was loaded in another kind of format.
+            ValueError: it is of this kind and stored in another way, which is what it says.
+        """
 
     def join(self, parts: dict[str, torch.Tensor], recipe: Any) -> Any: ...
 

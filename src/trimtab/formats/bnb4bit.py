@@ -68,6 +68,7 @@ class FourBit:
         self, module: Any, parameter: Any, share: Share
     ) -> tuple[dict[str, torch.Tensor], Any]:
         state = parameter.quant_state
+        self._compare(state)
         parts = {"data": parameter.data, "absmax": state.absmax}
         if self.nested:
             parts["nested_absmax"] = state.state2.absmax
@@ -83,6 +84,12 @@ class FourBit:
             nested_dtype=None if inner is None else inner.dtype,
         )
         return parts, recipe
+
+    def _compare(self, state: Any) -> None:
+        """A stored weight says itself how it is stored, whatever the config says."""
+        name = state.quant_type + ("-dq" if state.nested else "")
+        if (name, state.blocksize) != (self.name, BLOCK):
+            raise ValueError(f"{name}, in blocks of {state.blocksize}")
 
     def join(self, parts: dict[str, torch.Tensor], recipe: Any) -> Any:
         from bitsandbytes.functional import QuantState

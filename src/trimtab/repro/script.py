@@ -192,7 +192,7 @@ class _Script:
         if self.case is Case.TRIMTAB:
             return [self._trimtab()]
         lines = self._base()
-        if self._quantizes() and self.quant != "int8" and self.subject.here == "cpu":
+        if self.quant not in ("none", "int8") and self.subject.here == "cpu":
             lines += _PLAIN_KERNELS
         if self.case in (Case.WHOLE, Case.SPLIT):
             lines += "answer(model)\n"

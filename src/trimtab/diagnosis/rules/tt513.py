@@ -9,7 +9,7 @@ RULE = Rule(
     code="TT513",
     seen="""
         `AssertionError: N must be divisible by block_n` in the first forward of a 4-bit model on a
-        CPU.
+        CPU. Or trimtab refuses to attach an adapter to a base that has run.
         """,
     why="""
         On a CPU with AVX512-BF16 bitsandbytes repacks each 4-bit weight in place at the first
@@ -28,7 +28,8 @@ RULE = Rule(
                 module.support_avx512bf16_for_cpu = False
         ```
 
-        trimtab does that by itself.
+        trimtab does that by itself. A base that has run is loaded again; the adapter is attached
+        before its first forward.
         """,
     library="bitsandbytes",
     not_helping="""
