@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
@@ -116,14 +117,13 @@ class Steps:
         try:
             given = args[0] if args else kwargs["input_ids"]
             length = self._tokens(given.shape[1], kwargs)
-            with torch.inference_mode(False):
-                kwargs[self._argument] = self._fresh_cache(given.shape[0], length)
             if self._own_loop(kwargs):
                 streamer = kwargs.get("streamer")
                 kwargs["custom_generate"] = functools.partial(sample, streamer=streamer)
             # What is made inside an inference_mode block, the cache among it, could not be written
             # to outside.
             with torch.inference_mode(False), torch.no_grad():
+                kwargs[self._argument] = self._fresh_cache(given.shape[0], length)
                 return own(*args, **kwargs)
         finally:
             self._generating.release()
@@ -251,6 +251,7 @@ class Steps:
         inputs = [one.clone() for one in leaves]
         given = with_leaves(kwargs, inputs)
         lengths = caches.window_lengths(self.cache)
+        handled = sys.exception()
         self._ring.fence()
 
         def work() -> Any:
@@ -264,7 +265,7 @@ class Steps:
         except Exception as error:
             # What the failed recording says may have come of an interrupt.
             for cause in chain(error):
-                if not isinstance(cause, Exception):
+                if not isinstance(cause, Exception) and cause is not handled:
                     raise cause from None
             # Whatever cannot be captured: nothing has run, and the caller runs it eagerly.
             self._unable = f"capturing failed: {first_line(error)}"
