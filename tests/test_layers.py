@@ -23,7 +23,7 @@ LAYERS = (
     ("formats", ["formats"]),
     ("facts", ["hardware", "headers", "checkpoint"]),
     ("decision, as data", ["plan"]),
-    ("shape", ["naming", "quantize", "skeleton", "outline", "fields", "adapters"]),
+    ("shape", ["naming", "quantize", "skeleton", "outline", "complete", "fields", "adapters"]),
     ("decision", ["devicemap", "compat", "filekeys", "fit"]),
     ("decision", ["costs", "drafts", "reasons", "forecast", "planner"]),
     ("machinery", ["store", "disk", "lanes", "stream", "fakes"]),

@@ -12,6 +12,7 @@ import torch
 import tiny
 from placing import AWAY, placed, planned
 from trimtab.api import plan
+from trimtab.diagnosis.check import check
 from trimtab.errors import DoesNotFit, FormatFault
 
 # transformers says of a quantized model which of its settings a config has, too.
@@ -63,6 +64,20 @@ def test_a_weight_that_lacks_a_part_is_named(quant: str, part: str, tmp_path: Pa
     with pytest.raises(FormatFault, match=f"lacks 1 tensors .* {name}") as caught:
         placed(out, "auto", AWAY["all"])
     assert (caught.value.code, caught.value.parts["tensors"]) == ("TT505", [name])
+    assert [one.code for one in check(out)] == ["TT505"]
+
+
+@pytest.mark.parametrize("quant", ["nf4", "int8"])
+def test_quantized_weights_of_which_the_config_says_nothing(quant: str, tmp_path: Path) -> None:
+    out = stored(tmp_path, quant)
+    assert check(out) == []
+    config = json.loads((out / "config.json").read_text())
+    del config["quantization_config"]
+    (out / "config.json").write_text(json.dumps(config))
+    with pytest.raises(FormatFault, match="has no quantization_config") as caught:
+        placed(out, "auto")
+    assert caught.value.code == "TT509"
+    assert "TT509" in [one.code for one in check(out)]
 
 
 @pytest.mark.parametrize("said", ["float16", "float32", None])

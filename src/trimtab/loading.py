@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trimtab import foreign
+from trimtab.complete import check_files, wrong_shape
 from trimtab.errors import (
     EnvironmentFault,
     FormatFault,
@@ -19,7 +20,7 @@ from trimtab.errors import (
     first_line,
 )
 from trimtab.plan import Plan
-from trimtab.quantize import part_names, quantization_config
+from trimtab.quantize import quantization_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -42,10 +43,7 @@ def load_model(
     """
     from trimtab.skeleton import model_class_of
 
-    if checkpoint.quantization is None:
-        check_headers(checkpoint, outline)
-    else:
-        check_parts(checkpoint, outline)
+    check_files(checkpoint, outline)
     model_class = model_class_of(checkpoint)
     asked = where_and_how(checkpoint, model_class, plan, rooms)
     with translated(plan), foreign.quiet_transformers():
@@ -107,47 +105,6 @@ def check_loaded(said: Mapping[str, Any], plan: Plan, tied: set[str]) -> None:
         raise wrong_shape(name, found, wanted, plan.model)
     if said.get("error_msgs"):
         raise FormatFault("TT502", f"{plan.model} cannot be loaded: {said['error_msgs']}")
-
-
-def check_headers(checkpoint: Checkpoint, outline: Outline) -> None:
-    """Raises if a tensor that is to be quantized has the wrong shape: quantizers take any."""
-    for spec in (weight for unit in outline.units for weight in unit.weights):
-        tensor = checkpoint.tensors.get(spec.name)
-        if tensor is None or spec.storage == "plain":
-            continue
-        # GPT-2 and its like store them the other way round, and the loader turns them.
-        if tensor.shape not in (spec.shape, spec.shape[::-1]):
-            raise wrong_shape(spec.name, tensor.shape, spec.shape, checkpoint.source)
-
-
-def check_parts(checkpoint: Checkpoint, outline: Outline) -> None:
-    """Raises if a weight that is stored quantized lacks a part: the loader would name none."""
-    missing = []
-    for spec in (weight for unit in outline.units for weight in unit.weights):
-        if spec.storage == "plain":
-            continue
-        parts = part_names(spec.name, spec.storage)
-        lacking = [one for one in parts if one not in checkpoint.tensors]
-        # Where the loader renames weights, all are elsewhere.
-        if len(lacking) < len(parts):
-            missing += lacking
-    if missing:
-        raise FormatFault(
-            "TT505",
-            f"{checkpoint.source} lacks {len(missing)} tensors of its quantized weights: "
-            f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}",
-            why="its files were not written whole, or its config.json is another checkpoint's",
-            fix="download the checkpoint again, or write it again with save_quantized",
-            tensors=missing,
-        )
-
-
-def wrong_shape(name: str, found: Sequence[int], wanted: Sequence[int], model: str) -> FormatFault:
-    return FormatFault(
-        "TT506",
-        f"{name} has the shape {list(found)} in {model}, the config asks for {list(wanted)}",
-        fix="use the config that belongs to these weights",
-    )
 
 
 @contextlib.contextmanager

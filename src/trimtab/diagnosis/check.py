@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from trimtab.adapters import AdapterHeader, adapter_bytes, read_adapter
 from trimtab.checkpoint import Checkpoint, open_checkpoint
 from trimtab.compat import known_fields
+from trimtab.complete import check_files
 from trimtab.devicemap import match_device_map, tier_of
 from trimtab.diagnosis.finding import Finding
 from trimtab.diagnosis.versions import check_versions, installed
@@ -119,6 +121,8 @@ def look(
     checkpoint = _checkpoint(model, found)
     found += check_versions(str(checkpoint.config.get("model_type", "")) if checkpoint else "")
     outline, exact = _outline(checkpoint, quant, dtype, found)
+    if checkpoint is not None and outline is not None and exact:
+        _persist(functools.partial(check_files, checkpoint, outline), found, {})
     planned = _adapters(adapters, outline, checkpoint, found)
     sizes_right = _sizes((*sizes, adapter_memory), found)
     told = Look(found, outline)

@@ -7,7 +7,8 @@ from trimtab.diagnosis.rule import Rule
 RULE = Rule(
     code="TT505",
     seen="""
-        After loading, parameters of the model have no weights.
+        After loading, parameters of the model have no weights; or before it, a weight that is
+        stored quantized lacks a part, such as its `absmax`.
         """,
     why="""
         The checkpoint was written by another version of transformers, whose names or parts

@@ -8,12 +8,12 @@ RULE = Rule(
     code="TT509",
     seen="""
         The storage format asked for is not known, or the checkpoint is stored in one that is
-        not supported, or in another one than asked for.
+        not supported, or in another one than asked for, or in one that its config does not tell.
         """,
     why="""
         Supported are 16 and 32 bits, bitsandbytes' NF4 and FP4, with and without double
         quantization, and int8. A checkpoint that is stored quantized stays in its format:
-        quantizing again would round twice.
+        quantizing again would round twice. So do the dtypes of its other weights.
         """,
     versions="""
         bitsandbytes from 0.49.2.
