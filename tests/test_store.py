@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import _thread
 import gc
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +14,7 @@ import torch
 
 import tiny
 from slabs import LAYOUT, WEIGHTS, bits, bring, contents, equal, fill
+from trimtab import store
 from trimtab.disk import DiskFolder, DiskSlab, Staging
 from trimtab.errors import FormatFault
 from trimtab.formats import ALIGNMENT
@@ -260,26 +259,22 @@ def test_who_asks_for_the_buffer_waits_until_a_thread_has_pinned_it(driver: Driv
     assert (memory.pinned, memory.buffer.numel()) == (False, 0)
 
 
-def test_an_interrupt_while_memory_is_pinned_leaves_nothing_pinned(driver: Driver) -> None:
-    def press() -> None:
-        assert driver.entered.wait(10)
-        _thread.interrupt_main()
-        time.sleep(0.2)
-        driver.gate.set()
+class Pressed(ThreadPoolExecutor):
+    """Whoever waits for it to end is interrupted."""
 
-    def make() -> None:
-        HostMemory(4096, pin=True)
-        time.sleep(10)  # where it comes late
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        raise KeyboardInterrupt
 
-    pressing = threading.Thread(target=press)
-    pressing.start()
+
+def test_an_interrupt_while_memory_is_pinned_leaves_nothing_pinned(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "ThreadPoolExecutor", Pressed)
+    driver.gate.set()
     with pytest.raises(KeyboardInterrupt):
-        make()
-    pressing.join()
+        HostMemory(4096, pin=True)
     gc.collect()
-    until = time.monotonic() + 10  # the thread that pins may be at it still
-    while "unregistered" not in driver.done and time.monotonic() < until:
-        time.sleep(0.01)
     assert driver.done == ["registered", "synchronized", "unregistered"]
     assert driver.registered == set()
 
