@@ -12,9 +12,12 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from trimtab.adapters import read_adapter
 from trimtab.api import plan
 from trimtab.checkpoint import open_checkpoint
+from trimtab.errors import DoesNotFit
 from trimtab.outline import Outline, build_outline
 from trimtab.place import place
 from trimtab.placement import Placement
@@ -72,6 +75,13 @@ def planned(
         device_map=device_map(outline, away, device, tier),
         **options,
     )
+
+
+def refused(folder: Path, adapters: Mapping[str, Path], **sizes: Any) -> Mapping[str, Any]:
+    """What is said of a budget that is too small for a model in NF4: the `smallest` that is not."""
+    with pytest.raises(DoesNotFit) as caught:
+        plan(folder, adapters, "nf4", context=64, **sizes)
+    return caught.value.parts
 
 
 def placed(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from trimtab.errors import EnvironmentFault, FormatFault, TrimtabError
+from trimtab.errors import EnvironmentFault, FormatFault, TrimtabError, first_three
 from trimtab.headers import DTYPES, DamagedFile, read_header
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ def _read_shards(
         raise FormatFault(
             "TT504",
             f"{folder / index} names {len(absent)} tensors that its files do not hold: "
-            f"{', '.join(absent[:3])}{', ...' if len(absent) > 3 else ''}",
+            f"{first_three(absent)}",
             fix="download the model again: the index and the shards are of different versions",
             tensors=absent,
         )

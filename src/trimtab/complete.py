@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trimtab.checkpoint import Checkpoint
-from trimtab.errors import FormatFault
+from trimtab.errors import FormatFault, first_three
 from trimtab.outline import Outline
 from trimtab.quantize import is_part, part_names
 
@@ -37,7 +37,7 @@ def check_files(checkpoint: Checkpoint, outline: Outline) -> None:
 
 def _check_shapes(checkpoint: Checkpoint, outline: Outline) -> None:
     """Raises if a tensor that is to be quantized has the wrong shape: quantizers take any."""
-    for spec in (weight for unit in outline.units for weight in unit.weights):
+    for spec in outline.weights:
         tensor = checkpoint.tensors.get(spec.name)
         if tensor is None or spec.storage == "plain":
             continue
@@ -49,7 +49,7 @@ def _check_shapes(checkpoint: Checkpoint, outline: Outline) -> None:
 def _check_parts(checkpoint: Checkpoint, outline: Outline) -> None:
     """Raises if a weight that is stored quantized lacks a part: the loader would name none."""
     missing = []
-    for spec in (weight for unit in outline.units for weight in unit.weights):
+    for spec in outline.weights:
         if spec.storage == "plain":
             continue
         parts = part_names(spec.name, spec.storage)
@@ -61,7 +61,7 @@ def _check_parts(checkpoint: Checkpoint, outline: Outline) -> None:
         raise FormatFault(
             "TT505",
             f"{checkpoint.source} lacks {len(missing)} tensors of its quantized weights: "
-            f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}",
+            f"{first_three(missing)}",
             why="its files were not written whole, or its config.json is another checkpoint's",
             fix="download the checkpoint again, or write it again with save_quantized",
             tensors=missing,

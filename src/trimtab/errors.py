@@ -6,7 +6,7 @@ TT5nn formats and checkpoints, TT6nn running.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 TITLES: Final[dict[str, str]] = {
@@ -171,6 +171,11 @@ def chain(problem: BaseException) -> Iterator[BaseException]:
             seen.add(id(one))
             yield one
             waiting += [one.__context__, one.__cause__]
+
+
+def first_three(names: Sequence[str]) -> str:
+    """Up to three of the names, and dots where there are more."""
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
 def first_line(error: BaseException) -> str:

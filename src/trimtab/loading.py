@@ -18,6 +18,7 @@ from trimtab.errors import (
     TrimtabError,
     chain,
     first_line,
+    first_three,
 )
 from trimtab.plan import Plan
 from trimtab.quantize import quantization_config
@@ -95,7 +96,7 @@ def check_loaded(said: Mapping[str, Any], plan: Plan, tied: set[str]) -> None:
         raise FormatFault(
             "TT505",
             f"{plan.model} lacks {len(missing)} tensors that {plan.architecture} needs: "
-            f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}",
+            f"{first_three(missing)}",
             why="transformers fills them with random numbers and warns",
             fix="use the versions that the checkpoint was written with, or download it again",
             tensors=missing,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -86,8 +85,7 @@ def build_outline(checkpoint: Checkpoint, quant: str = "auto", dtype: str = "aut
     """
     from trimtab.skeleton import build_skeleton
 
-    outline = _describe(build_skeleton(checkpoint, quant, dtype))
-    return dataclasses.replace(outline, stored=checkpoint.quantization is not None)
+    return _describe(build_skeleton(checkpoint, quant, dtype))
 
 
 def _describe(skeleton: Skeleton) -> Outline:
@@ -105,6 +103,7 @@ def _describe(skeleton: Skeleton) -> Outline:
         quant=skeleton.quant,
         modules=frozenset(module for module, _ in model.named_modules() if module),
         buffers=frozenset(buffer for buffer, _ in model.named_buffers()),
+        stored=skeleton.stored,
     )
 
 

@@ -54,7 +54,7 @@ class Rooms:
         self._pinner: ThreadPoolExecutor | None = None
         self._shared: dict[tuple[str, bytes], torch.Tensor] = {}
         self._undo = contextlib.ExitStack()
-        specs = {weight.name: weight for unit in outline.units for weight in unit.weights}
+        specs = {weight.name: weight for weight in outline.weights}
         try:
             self._make(plan, specs, disk_folder)
         except BaseException:
@@ -77,9 +77,9 @@ class Rooms:
     @property
     def pageable(self) -> int:
         """Bytes of slabs that should have been pinned."""
-        slabs = [one for one in self.slabs.values() if isinstance(one, MemorySlab)]
         if self.device.type != "cuda":
             return 0
+        slabs = (one for one in self.slabs.values() if isinstance(one, MemorySlab))
         return sum(slab.layout.nbytes for slab in slabs if not slab.pinned)
 
     def read_gbps(self) -> float:

@@ -36,6 +36,7 @@ class Skeleton:
     quant: str
     dtype: str
     quantized_from: str | None = None
+    stored: bool = False
 
 
 def build_skeleton(checkpoint: Checkpoint, quant: str, dtype: str) -> Skeleton:
@@ -58,7 +59,7 @@ def build_skeleton(checkpoint: Checkpoint, quant: str, dtype: str) -> Skeleton:
             foreign.convert_to_quantized(model, how, stored=stored is not None, dtype=torch_dtype)
     except Exception as problem:
         raise _not_understood(checkpoint, problem) from problem
-    return Skeleton(model, resolved, name, quantized_from(stored, name))
+    return Skeleton(model, resolved, name, quantized_from(stored, name), stored is not None)
 
 
 def model_class_of(checkpoint: Checkpoint) -> type[PreTrainedModel]:

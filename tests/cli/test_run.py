@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import tiny
+from placing import refused
 from trimtab.cli import main
-from trimtab.errors import DoesNotFit
 from trimtab.plan import Plan
 
 TOKENS = 6
@@ -20,18 +20,10 @@ OPTIONS = ["--context", "64", "--quant", "nf4"]
 
 
 @pytest.fixture
-def base() -> Path:
-    return tiny.checkpoint("llama")
-
-
-@pytest.fixture
 def lean(base: Path) -> list[str]:
     """Options of the smallest budget that the model with an adapter fits: layers are streamed."""
-    from trimtab.api import plan
-
-    with pytest.raises(DoesNotFit) as caught:
-        plan(base, {"sql": tiny.adapter(base)}, "nf4", cpu=1, disk="1GiB", context=64)
-    return ["--cpu", str(caught.value.parts["smallest"]), "--disk", "1GiB", *OPTIONS]
+    told = refused(base, {"sql": tiny.adapter(base)}, cpu=1, disk="1GiB")
+    return ["--cpu", str(told["smallest"]), "--disk", "1GiB", *OPTIONS]
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import tiny
-from trimtab.errors import DoesNotFit
+from placing import refused
 
 pytestmark = pytest.mark.gpu
 
@@ -33,19 +33,11 @@ def told(*arguments: object) -> dict[str, Any]:
 
 
 @pytest.fixture
-def base() -> Path:
-    return tiny.checkpoint("llama")
-
-
-@pytest.fixture
 def lean(base: Path) -> list[str]:
     """Options of the smallest budget that the model with an adapter fits: layers are streamed."""
-    from trimtab.api import plan
-
-    with pytest.raises(DoesNotFit) as caught:
-        plan(base, {"sql": tiny.adapter(base)}, "nf4", gpu=1, cpu="1GiB", context=64)
-    assert caught.value.parts["tier"] == "gpu:0"
-    return ["--gpu", str(caught.value.parts["smallest"]), "--cpu", "1GiB", *OPTIONS]
+    told = refused(base, {"sql": tiny.adapter(base)}, gpu=1, cpu="1GiB")
+    assert told["tier"] == "gpu:0"
+    return ["--gpu", str(told["smallest"]), "--cpu", "1GiB", *OPTIONS]
 
 
 @pytest.mark.skipif(not tiny.HAS_GEMMA4, reason="this transformers has no Gemma 4")
