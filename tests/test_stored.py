@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,12 @@ def stored(tmp_path: Path, quant: str, **said: Any) -> Path:
 
 
 def tell(folder: Path, **said: Any) -> None:
+    configure(folder, lambda config: config["quantization_config"].update(said))
+
+
+def configure(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
     config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] |= said
+    change(config)
     (folder / "config.json").write_text(json.dumps(config))
 
 
@@ -71,9 +76,7 @@ def test_a_weight_that_lacks_a_part_is_named(quant: str, part: str, tmp_path: Pa
 def test_quantized_weights_of_which_the_config_says_nothing(quant: str, tmp_path: Path) -> None:
     out = stored(tmp_path, quant)
     assert check(out) == []
-    config = json.loads((out / "config.json").read_text())
-    del config["quantization_config"]
-    (out / "config.json").write_text(json.dumps(config))
+    configure(out, lambda config: config.pop("quantization_config"))
     with pytest.raises(FormatFault, match="has no quantization_config") as caught:
         placed(out, "auto")
     assert caught.value.code == "TT509"
@@ -85,11 +88,13 @@ def test_the_dtype_of_what_is_stored_is_that_of_its_tensors(
     said: str | None, tmp_path: Path
 ) -> None:
     out = stored(tmp_path, "nf4")
-    config = json.loads((out / "config.json").read_text())
-    for key in ("dtype", "torch_dtype"):
-        if config.pop(key, None) and said:
-            config[key] = said
-    (out / "config.json").write_text(json.dumps(config))
+
+    def say(config: dict[str, Any]) -> None:
+        for key in ("dtype", "torch_dtype"):
+            if config.pop(key, None) and said:
+                config[key] = said
+
+    configure(out, say)
     given = tiny.inputs(out)
     with placed(out, "auto", AWAY["all"]) as one:
         assert one.plan.dtype == "bfloat16"
