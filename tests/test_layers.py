@@ -31,6 +31,7 @@ LAYERS = (
     (
         "action",
         [
+            "readahead",
             "loading",
             "caches",
             "sampling",

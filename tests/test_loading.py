@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +14,7 @@ from transformers.quantizers import AutoHfQuantizer
 
 import tiny
 from placing import AWAY, placed
+from trimtab import loading
 from trimtab.checkpoint import open_checkpoint
 from trimtab.loading import where_and_how
 from trimtab.skeleton import model_class_of
@@ -56,3 +59,24 @@ def test_without_a_gpu_or_a_table_nothing_is_split(tmp_path: Path) -> None:
             }
             fresh = asked(base, one.plan, device, tables)
             assert not fresh["quantization_config"].llm_int8_enable_fp32_cpu_offload
+
+
+def test_files_are_read_ahead_of_a_gpu_into_half_of_what_the_plan_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checkpoint = open_checkpoint(tiny.checkpoint("llama"))
+    asked: list[tuple[object, int]] = []
+
+    @contextlib.contextmanager
+    def read_ahead(checkpoint: object, room: int) -> Iterator[None]:
+        asked.append((checkpoint, room))
+        yield
+
+    memory = SimpleNamespace(available=1000)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: memory)
+    monkeypatch.setattr(loading, "read_ahead", read_ahead)
+    for runs, totals in (("cpu", {"cpu": 1}), ("gpu:0", {"gpu:0": 9, "cpu": 400}), ("gpu:1", {})):
+        plan: Any = SimpleNamespace(runs=runs, totals=totals)
+        with loading.reading_ahead(checkpoint, plan):
+            pass
+    assert asked == [(checkpoint, 300), (checkpoint, 500)]

@@ -22,6 +22,7 @@ from trimtab.errors import (
 )
 from trimtab.plan import Plan
 from trimtab.quantize import quantization_config
+from trimtab.readahead import read_ahead
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -47,7 +48,7 @@ def load_model(
     check_files(checkpoint, outline)
     model_class = model_class_of(checkpoint)
     asked = where_and_how(checkpoint, model_class, plan, rooms)
-    with translated(plan), foreign.quiet_transformers():
+    with translated(plan), foreign.quiet_transformers(), reading_ahead(checkpoint, plan):
         model, said = model_class.from_pretrained(
             checkpoint.folder or checkpoint.source,
             dtype=getattr(torch, plan.dtype),
@@ -87,6 +88,20 @@ def where_and_how(
         }  # fmt: skip
         asked["config"] = config
     return asked
+
+
+def reading_ahead(checkpoint: Checkpoint, plan: Plan) -> contextlib.AbstractContextManager[None]:
+    """While inside, the files come into half of the RAM that the plan leaves, ahead of the loader.
+
+    For a GPU: on a CPU the threads would take what a quantizer needs, and what is not quantized may
+    stay in the mapped files.
+    """
+    import psutil
+
+    if plan.runs == "cpu":
+        return contextlib.nullcontext()
+    spare = psutil.virtual_memory().available - plan.totals.get("cpu", 0)
+    return read_ahead(checkpoint, int(spare) // 2)
 
 
 def check_loaded(said: Mapping[str, Any], plan: Plan, tied: set[str]) -> None:

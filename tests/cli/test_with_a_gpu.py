@@ -48,8 +48,11 @@ def test_the_demo() -> None:
     assert modes == {"resident", "streamed", "looked up", "idle"}
     assert len(found["answers"]) == 3
     assert all(one["right"] and one["same"] for one in found["answers"])
-    for tier in found["report"]["tiers"]:
-        assert 0 < tier["measured"] <= tier["planned"] <= found["plan"]["totals"][tier["tier"]]
+    tiers = {tier["tier"]: tier for tier in found["report"]["tiers"]}
+    for name in ("gpu:0", "cpu"):
+        tier = tiers[name]
+        assert 0 < tier["measured"] <= tier["planned"] <= found["plan"]["totals"][name]
+    assert (tiers["disk"]["measured"], tiers["disk"]["planned"]) == (0, 0)
     assert "every answer is the all-resident model's" in " ".join(said("demo").split())
 
 
