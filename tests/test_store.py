@@ -259,7 +259,7 @@ def test_who_asks_for_the_buffer_waits_until_a_thread_has_pinned_it(driver: Driv
     assert (memory.pinned, memory.buffer.numel()) == (False, 0)
 
 
-class Pressed(ThreadPoolExecutor):
+class PressedAtTheEnd(ThreadPoolExecutor):
     """Whoever waits for it to end is interrupted."""
 
     def __exit__(self, *raised: Any) -> None:
@@ -267,16 +267,46 @@ class Pressed(ThreadPoolExecutor):
         raise KeyboardInterrupt
 
 
+class PressedAtOnce(ThreadPoolExecutor):
+    """Whoever gives it work is interrupted, right after that."""
+
+    def submit(self, *work: Any, **options: Any) -> Any:
+        super().submit(*work, **options)
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("pressed", [PressedAtTheEnd, PressedAtOnce])
 def test_an_interrupt_while_memory_is_pinned_leaves_nothing_pinned(
-    driver: Driver, monkeypatch: pytest.MonkeyPatch
+    pressed: type[ThreadPoolExecutor], driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "ThreadPoolExecutor", Pressed)
+    monkeypatch.setattr(store, "ThreadPoolExecutor", pressed)
     driver.gate.set()
     with pytest.raises(KeyboardInterrupt):
         HostMemory(4096, pin=True)
     gc.collect()
     assert driver.done == ["registered", "synchronized", "unregistered"]
     assert driver.registered == set()
+
+
+def test_an_interrupt_before_memory_is_pinned_keeps_it_from_being_pinned(driver: Driver) -> None:
+    with PressedAtOnce(1) as thread:
+        ThreadPoolExecutor.submit(thread, driver.gate.wait, 10)
+        with pytest.raises(KeyboardInterrupt):
+            HostMemory(4096, pin=True, by=thread)
+        gc.collect()
+        driver.gate.set()
+    assert driver.done == []
+
+
+def test_what_fails_while_memory_is_pinned_meets_who_asks_for_it(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "cudaHostRegister", lambda *_: 1 / 0)
+    memory = HostMemory(4096, pin=True)
+    with pytest.raises(ZeroDivisionError):
+        memory.buffer  # noqa: B018
+    memory.close()
+    assert driver.done == []
 
 
 def test_memory_that_is_closed_before_its_turn_is_never_pinned(driver: Driver) -> None:

@@ -187,13 +187,14 @@ class HostMemory:
         self._buffer = torch.frombuffer(self._map, dtype=torch.uint8)[:nbytes]
         self._pinning: Future[bool] | None = None
         if pin and nbytes:
+            self._pinning = Future()
+            # Also when nobody closes it: memory that is unmapped and still registered could never
+            # be registered again. And before it is pinned: an interrupt may come at any line.
+            self._unpin = weakref.finalize(self, _unpin, self._pinning, self._buffer.data_ptr())
             with contextlib.ExitStack() as own:
                 # An interrupt meets a thread that waits, not one that has pinned and not said so.
                 by = by or own.enter_context(ThreadPoolExecutor(1))
-                self._pinning = by.submit(_pin, self._buffer)
-                # Also when nobody closes it: memory that is unmapped and still registered could
-                # never be registered again.
-                self._unpin = weakref.finalize(self, _unpin, self._pinning, self._buffer.data_ptr())
+                by.submit(_pin_as_told, self._pinning, self._buffer)
 
     @property
     def buffer(self) -> torch.Tensor:
@@ -228,6 +229,15 @@ def _pages(nbytes: int, pin: bool) -> mmap.mmap:
             with contextlib.suppress(OSError):
                 pages.madvise(getattr(mmap, advice))
     return pages
+
+
+def _pin_as_told(pinning: Future[bool], buffer: torch.Tensor) -> None:
+    """Pins the memory, unless that has been cancelled, and tells those who wait."""
+    if pinning.set_running_or_notify_cancel():
+        try:
+            pinning.set_result(_pin(buffer))
+        except BaseException as error:
+            pinning.set_exception(error)
 
 
 def _pin(buffer: torch.Tensor) -> bool:
