@@ -288,3 +288,35 @@ def test_a_folder_of_its_own_goes_with_it(tmp_path: Path, monkeypatch: pytest.Mo
     del forgotten
     gc.collect()
     assert list(tmp_path.iterdir()) == []
+
+
+FORK = """
+import os, signal, sys
+import torch
+import tiny
+from placing import placed
+from trimtab.errors import PlacementFault
+
+torch.set_num_threads(1)
+folder = tiny.checkpoint("llama")
+given = tiny.inputs(folder)
+with placed(folder, "none", ("layers",), tier="disk") as one:
+    before = tiny.logits(one.model, given)
+    child = os.fork()
+    if not child:
+        signal.alarm(30)  # ends it where it waits for ever
+        try:
+            tiny.logits(one.model, given)
+        except PlacementFault as fault:
+            one.close()
+            os._exit(7 if fault.code == "TT224" else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert torch.equal(tiny.logits(one.model, given), before)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_forked_child_is_told_so_and_leaves_its_parent_all_it_has() -> None:
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    subprocess.run([sys.executable, "-c", FORK], env={**os.environ, "PYTHONPATH": path}, check=True)

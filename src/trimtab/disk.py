@@ -27,16 +27,44 @@ PART = 8 * 2**20
 """Bytes of a part."""
 
 
+class OwnThreads(ThreadPoolExecutor):
+    """Threads that read for a placement; a forked child has none of them, and is told so.
+
+    Raises:
+        PlacementFault: TT224, work is given to them in another process than that which made them.
+    """
+
+    def __init__(self, count: int, name: str) -> None:
+        super().__init__(count, thread_name_prefix=name)
+        self._owner = os.getpid()
+
+    def submit(self, *work: Any, **options: Any) -> Any:
+        self.require_own()
+        return super().submit(*work, **options)
+
+    def require_own(self) -> None:
+        if os.getpid() != self._owner:
+            raise PlacementFault(
+                "TT224",
+                "a forked process uses a placement that its parent made",
+                why="the threads that read the model's layers from the disk are the parent's alone",
+                fix="load the model in the process that uses it, after the fork",
+                parent=self._owner,
+            )
+
+
 class DiskFolder:
     """A folder that one placement owns while it is open: locked, and emptied on close.
 
-    Files that a killed process left in it are removed first; other people's files stay.
+    Files that a killed process left in it are removed first; other people's files stay. Closed in a
+    forked child, it stays as it is: it is the parent's.
     """
 
     def __init__(self, path: str | Path | None = None) -> None:
         self._made: Callable[[], Any] | None = None
         self._files: list[Path] = []
-        self.readers = ThreadPoolExecutor(READERS, thread_name_prefix="trimtab-disk")
+        self._owner = os.getpid()
+        self.readers = OwnThreads(READERS, "trimtab-disk")
         try:
             if path is None:
                 path = tempfile.mkdtemp(prefix="trimtab-")
@@ -76,10 +104,11 @@ class DiskFolder:
         if self._lock is None:
             return
         self.readers.shutdown(wait=True)
-        self._empty(self._files)
-        with contextlib.suppress(OSError):
-            # While it is held: else another placement's lock could be what is removed.
-            (self.path / "trimtab.lock").unlink()
+        if os.getpid() == self._owner:
+            self._empty(self._files)
+            with contextlib.suppress(OSError):
+                # While it is held: else another placement's lock could be what is removed.
+                (self.path / "trimtab.lock").unlink()
         self._lock.close()
         self._lock = None
         if self._made is not None:

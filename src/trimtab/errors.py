@@ -39,6 +39,7 @@ TITLES: Final[dict[str, str]] = {
     "TT221": "a second placement moved the model without a word",
     "TT222": "an offload folder was used twice",
     "TT223": "a device-map key also covers modules whose names begin like it",
+    "TT224": "a forked process uses a placement that its parent made",
     "TT301": "no adapter there",
     "TT302": "the adapter file is damaged",
     "TT303": "tensors of the adapter match nothing in the model",

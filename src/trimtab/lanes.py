@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import torch
+
+from trimtab.disk import OwnThreads
 
 
 class Lane(Protocol):
@@ -81,13 +82,14 @@ class ReadingLane:
 
     def __init__(self, inner: Lane) -> None:
         self._inner = inner
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="trimtab-read")
+        self._thread = OwnThreads(1, "trimtab-read")
 
     def copy(self, after: Any, work: Callable[[], None]) -> Any:
         return self._thread.submit(self._inner.copy, after, work)
 
     def wait(self, ticket: Any) -> None:
         if ticket is not None:
+            self._thread.require_own()
             self._inner.wait(ticket.result())
 
     def mark(self) -> Any:

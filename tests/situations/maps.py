@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
@@ -114,3 +115,10 @@ def _beginning(at: Path, wrong: bool) -> list[Finding]:
     (folder / "model.safetensors").unlink()
     others = {} if wrong else {"model.layers.10": 0}
     return check(folder, {"": 0, "model.layers.1": "cpu", **others}, hardware=CARD)
+
+
+@shows("TT224", "a forked process uses a placement that its parent made")
+def _forked(at: Path, wrong: bool) -> None:
+    with disk.OwnThreads(1, "reads") as threads:
+        threads._owner = os.getppid() if wrong else os.getpid()
+        threads.submit(int)
