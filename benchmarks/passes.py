@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,9 @@ import torch
 
 from trimtab.api import load, plan
 
-MODEL = Path.home() / ".cache" / "trimtab" / "smollm2-135m-instruct"
+sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
+from fetch_smollm2 import default_folder
+
 TEXT = (
     "The trim tab is a small surface at the edge of a rudder. Turning it takes little force, and "
     "it turns the rudder, which turns the ship."
@@ -35,12 +38,12 @@ NEW = 32
 
 
 def made(quant: str, away: bool, gpu: bool) -> Any:
-    layers = json.loads((MODEL / "config.json").read_text())["num_hidden_layers"]
+    layers = json.loads((default_folder() / "config.json").read_text())["num_hidden_layers"]
     rests = "cpu" if gpu else "disk"
     where = {f"model.layers.{number}": rests for number in range(layers)} if away else {}
     runs: Any = 0 if gpu else "cpu"
     asked: dict[str, Any] = {"gpu": "8GiB"} if gpu else {}
-    return plan(MODEL, quant=quant, cpu="8GiB", disk="4GiB", context=512,
+    return plan(default_folder(), quant=quant, cpu="8GiB", disk="4GiB", context=512,
                 device_map={"": runs, **where}, **asked)  # fmt: skip
 
 

@@ -52,7 +52,7 @@ def captured(placement: Placement) -> Placement:
             values = [value for layer in layers for value in vars(layer).values()]
             return [one for one in values if isinstance(one, torch.Tensor)]
 
-        steps.recorder = Rerun(state)
+        steps.recorder = Rerun(steps._ring, state)
     return placement
 
 
@@ -60,7 +60,7 @@ def captured(placement: Placement) -> Placement:
 def streamed(request: pytest.FixtureRequest, device: str) -> Iterator[Placement]:
     folder = tiny.checkpoint(request.param)
     adapters = {"a": tiny.adapter(folder), "b": tiny.adapter(folder, seed=7)}
-    count = 3 if request.param == "llama" else 4
+    count = 2 if request.param == "llama" else 4  # of 3 and 6 layers
     with placed(
         folder, "nf4", ("layers",), adapters, device, poison=False, slots=count
     ) as placement:

@@ -60,6 +60,8 @@ def plan(
         FormatFault: TT501 to TT504, TT507, TT509, TT510: what is wrong with the checkpoint.
         PlacementFault: TT201 to TT204: what is wrong with the device map.
         AdapterFault: TT301, TT302: what is wrong with an adapter.
+        RunningFault: TT607, a modality that the model does not have, or less than one token or
+            sequence.
 
     Example:
         >>> trimtab.plan("google/gemma-4-E4B-it", quant="nf4", gpu="6GiB").totals["gpu:0"]

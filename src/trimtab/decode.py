@@ -13,13 +13,13 @@ import functools
 import sys
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trimtab import caches, foreign
+from trimtab import caches, foreign_generate
 from trimtab.activity import ActiveAdapters, applies
 from trimtab.errors import chain, first_line
 from trimtab.lora import Shortcuts
@@ -27,6 +27,7 @@ from trimtab.plan import STREAMED, Plan
 from trimtab.replay import (
     CudaRecorder,
     Recorder,
+    autocast_dtypes,
     describe_inputs,
     is_tensor,
     private_output,
@@ -129,14 +130,14 @@ class Steps:
             self._generating.release()
 
     def _no_cache(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-        config = self._config(kwargs)
-
         def asked(name: str) -> Any:
-            return given_option(kwargs, config, name)
+            return self._option(kwargs, name)
 
         given = args[0] if args else kwargs.get("input_ids")
         if self.recorder is None:
             return self._unable
+        if not foreign_generate.takes_static_cache(self._model):
+            return "the model takes no static cache alone"
         if not isinstance(given, torch.Tensor) or given.ndim != 2:
             return "generate was not given input_ids"
         if any(kwargs.get(name) is not None for name in ("cache", "past_key_values")):
@@ -149,7 +150,7 @@ class Steps:
             return "assisted decoding crops the cache"
         if asked("return_dict_in_generate"):
             return "the cache would be handed out"
-        if foreign.prepares_inputs_elsewhere(self._model):
+        if foreign_generate.prepares_inputs_elsewhere(self._model):
             return "the adapter adds tokens to the prompt"
         length = self._tokens(given.shape[1], kwargs)
         if length > self._context or given.shape[0] > self._batch:
@@ -162,21 +163,22 @@ class Steps:
         A length that is not asked for, but the model's or transformers' own, may be added to the
         prompt's.
         """
-        added = given_option(kwargs, self._config(kwargs), "max_new_tokens")
-        length = given_option(kwargs, kwargs.get("generation_config"), "max_length")
+        added = self._option(kwargs, "max_new_tokens")
+        length = given_option(kwargs, [kwargs.get("generation_config")], "max_length")
         if length and not added:
             return int(length)
         return prompt + int(added or self._model.generation_config.max_length or 20)
 
-    def _config(self, kwargs: Mapping[str, Any]) -> Any:
-        return kwargs.get("generation_config") or self._model.generation_config
+    def _option(self, kwargs: Mapping[str, Any], name: str) -> Any:
+        """As transformers takes it: what a config that was given leaves open is the model's own."""
+        configs = [kwargs.get("generation_config"), self._model.generation_config]
+        return given_option(kwargs, configs, name)
 
     def _own_loop(self, kwargs: Mapping[str, Any]) -> bool:
         """Whether `sample` does what is asked for: transformers gives it no tokenizer."""
-        config = self._config(kwargs)
         others = ("stop_strings", "penalty_alpha", "dola_layers")
         return kwargs.get("custom_generate") is None and not any(
-            given_option(kwargs, config, name) for name in others
+            self._option(kwargs, name) for name in others
         )
 
     def _fresh_cache(self, batch: int, length: int) -> Any:
@@ -186,8 +188,9 @@ class Steps:
         held = self._cached
         if self.cache is None or held[0] != batch or not size <= held[1] <= WASTE * size:
             self.clear()
-            self.cache = caches.static_cache(self._model, size)
+            # In this order: an interrupt may come between.
             self._cached = (batch, size)
+            self.cache = caches.static_cache(self._model, size)
         else:
             self.cache.reset()
         return self.cache
@@ -210,6 +213,8 @@ class Steps:
             describe_inputs(kwargs, leaves),
             state,
             caches.full_windows(self.cache),
+            self._model.training,
+            autocast_dtypes(),
         )
         if kind not in self._met:
             # It warms up what the first use of a kernel allocates, which no graph may.
@@ -307,13 +312,15 @@ class Steps:
 
     def forget_adapter(self, name: str) -> None:
         """Lets go of the captured steps that apply an adapter: its weights have left."""
-        for key in [key for key in self._steps if applies(key[0][1], name)]:
-            del self._steps[key]
+        # Another thread's generate may let go of all of them meanwhile.
+        for key in [key for key in list(self._steps) if applies(key[0][1], name)]:
+            self._steps.pop(key, None)
 
 
-def given_option(kwargs: Mapping[str, Any], config: Any, name: str) -> Any:
-    """An option of `generate`: as it was given, else as the generation config has it."""
-    return kwargs[name] if kwargs.get(name) is not None else getattr(config, name, None)
+def given_option(kwargs: Mapping[str, Any], configs: Sequence[Any], name: str) -> Any:
+    """An option of `generate`: as it was given, else as the first config that has it says."""
+    found = [kwargs.get(name), *(getattr(one, name, None) for one in configs)]
+    return next((one for one in found if one is not None), None)
 
 
 def lora_shortcuts(device: torch.device) -> Shortcuts | None:

@@ -223,7 +223,7 @@ def _merge(
         keys=keys,
         modules=own,
         base_tensors={},
-        config=_config(delta, path, own, list(values)),
+        config=_config(delta, own, list(values)),
     )
     given = {here: delta.tensors[key] for key, here in keys.items()}
     with peft_refusals(decided.header), torch.no_grad(), warnings.catch_warnings():
@@ -260,7 +260,7 @@ def _weigh(model: nn.Module, delta: Delta) -> None:
         scaling[_NAME] *= delta.weight
 
 
-def _config(delta: Delta, path: str, own: tuple[str, ...], names: list[str]) -> dict[str, Any]:
+def _config(delta: Delta, own: tuple[str, ...], names: list[str]) -> dict[str, Any]:
     """The adapter's config for one module by its full name."""
     config = dict(delta.decided.config)
     aimed = config.get("target_parameters") or ()

@@ -175,7 +175,7 @@ class DiskSlab:
     ) -> dict[str, torch.Tensor]:
         private = {}
         for part, span in self.layout.chosen(weight, key).items():
-            flat = torch.empty(span.nbytes, dtype=torch.uint8)
+            flat = torch.empty(span.nbytes, dtype=torch.uint8, device="cpu")
             self._read_into(flat, span.offset)
             private[part] = flat.view(span.stored).view(span.shape).to(device, span.dtype)
         return private

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from trimtab.store import SlabLayout, accept
+from trimtab.stream import Ring
 
 
 class RecordingSlab:
@@ -155,24 +156,30 @@ class DeferredLane:
 class Rerun:
     """A recorder that records by running: what it captures is run again for each replay.
 
-    As with a real one, capturing leaves no trace: tensors that `state` names are put back.
+    As with a real one, capturing leaves no trace: tensors that `state` names, and the slots of the
+    ring, are put back; and each replay finds the slots as the captured work found them.
 
     Args:
-        state: the tensors that the captured work writes to.
+        ring: the ring that the captured work goes through.
+        state: the tensors that it writes to beside the ring's.
     """
 
-    def __init__(self, state: Callable[[], list[torch.Tensor]]) -> None:
+    def __init__(self, ring: Ring, state: Callable[[], list[torch.Tensor]]) -> None:
+        self._ring = ring
         self._state = state
 
     def capture(
         self, work: Callable[[], dict[str, Any]]
     ) -> tuple[dict[str, Any], Callable[[], None]]:
-        before = [(one, one.clone()) for one in self._state()]
+        slots, held = self._ring.slots, self._ring.held
+        before = [(one, one.clone()) for one in (*self._state(), *(s.buffer for s in slots))]
         out = work()
         for tensor, value in before:
             tensor.copy_(value)
 
         def replay() -> None:
+            for slot, index in zip(slots, held, strict=True):
+                slot.holds, slot.busy = index, False
             for key, value in work().items():
                 if isinstance(value, torch.Tensor):
                     out[key].copy_(value)

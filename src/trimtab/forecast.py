@@ -78,7 +78,7 @@ def _memory(
     used = [
         unit
         for unit in outline.units
-        if unit.kind not in ("table", "tower") or _tied(outline, unit)
+        if unit.kind not in ("table", "tower") or outline.is_tied(unit)
     ]
     plain = sum(_nbytes(unit, quantized=False) for unit in used)
     packed = sum(_nbytes(unit, quantized=True) for unit in used)
@@ -104,10 +104,6 @@ def _small_kernels(weight: WeightSpec) -> float:
         return MATRIX_SECONDS
     # A product adds its bias.
     return 0.0 if weight.name.endswith(".bias") else VECTOR_SECONDS
-
-
-def _tied(outline: Outline, unit: Unit) -> bool:
-    return any(one.tied_to == unit.name for one in outline.units)
 
 
 def _nbytes(unit: Unit, quantized: bool) -> int:

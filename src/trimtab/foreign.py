@@ -1,4 +1,6 @@
-"""Every private name of another library that trimtab touches, with the versions it was tested on.
+"""Private names of other libraries that trimtab touches, with the versions they were tested on.
+
+Those of `generate` are in `foreign_generate.py`, and PEFT's for many adapters in `foreign_peft.py`.
 
 Tested: transformers 5.1.0, 5.5.4, 5.24.0; peft 0.18.1, 0.19.1, 0.21.2; accelerate 1.12.0, 1.13.0,
 1.15.0; bitsandbytes 0.49.2, 0.50.2.
@@ -46,7 +48,6 @@ def watched_load(on_skeleton: Callable[[PreTrainedModel], None]) -> Iterator[Non
     from transformers import modeling_utils
 
     this_thread = threading.get_ident()
-    warm_up, dispatch = modeling_utils.caching_allocator_warmup, modeling_utils.accelerate_dispatch
 
     def instead_of_warm_up(model: PreTrainedModel, *args: Any, **kwargs: Any) -> None:
         if threading.get_ident() != this_thread:
@@ -59,6 +60,8 @@ def watched_load(on_skeleton: Callable[[PreTrainedModel], None]) -> Iterator[Non
             dispatch(*args, **kwargs)
 
     with _LOADING, environment_variable("HF_DEACTIVATE_ASYNC_LOAD", "1"):
+        warm_up = modeling_utils.caching_allocator_warmup
+        dispatch = modeling_utils.accelerate_dispatch
         modeling_utils.caching_allocator_warmup = instead_of_warm_up
         modeling_utils.accelerate_dispatch = instead_of_dispatch
         try:
@@ -99,6 +102,14 @@ def skeleton(
         for context in contexts:
             stack.enter_context(context)
         return model_class(config)
+
+
+def decoded_floats(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config's values as transformers reads them from JSON, which has no word for infinity."""
+    from transformers import PreTrainedConfig
+
+    found: dict[str, Any] = PreTrainedConfig._decode_special_floats(dict(config))
+    return found
 
 
 def convert_to_quantized(
@@ -204,8 +215,10 @@ def hooks_off(modules: list[torch.nn.Module]) -> Iterator[None]:
     try:
         for module in modules:
             held = vars(module)
-            own = {name: held.pop(name) for name in _HOOKED if name in held}
-            kept.append((held, own))
+            own = {name: held[name] for name in _HOOKED if name in held}
+            kept.append((held, own))  # first, for an interrupt may come between
+            for name in own:
+                del held[name]
         yield
     finally:
         for held, own in kept:
@@ -341,39 +354,6 @@ def reverted_tensors(
         del model._weight_conversions
 
 
-def prefill(model: Any, input_ids: torch.Tensor, config: Any, inputs: dict[str, Any]) -> Any:
-    """The model's output for a prompt, as transformers' `generate` asks for it (5.1 to 5.24)."""
-    return model._prefill(input_ids, config, inputs)
-
-
-def step_inputs(model: Any, input_ids: torch.Tensor, inputs: dict[str, Any]) -> dict[str, Any]:
-    """The inputs of a forward for the last of `input_ids` (transformers 5.1 to 5.24)."""
-    from transformers import GenerationMixin
-
-    named = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
-    last = {"next_sequence_length": 1} if "next_sequence_length" in named else {}
-    found: dict[str, Any] = model.prepare_inputs_for_generation(input_ids, **last, **inputs)
-    return found
-
-
-def longer_inputs(model: Any, output: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-    """`inputs`, their masks and positions a token longer (transformers 5.1 to 5.24)."""
-    found: dict[str, Any] = model._update_model_kwargs_for_generation(output, inputs)
-    return found
-
-
-def decoding(model: Any) -> contextlib.AbstractContextManager[None]:
-    """While inside, experts run in the way that is quick for single tokens (transformers 5)."""
-    found: contextlib.AbstractContextManager[None] = model._optimize_model_for_decode()
-    return found
-
-
-def pad_token(config: Any) -> torch.Tensor | None:
-    """The token for sequences that have ended, on their device (transformers 5.1 to 5.24)."""
-    found: torch.Tensor | None = config._pad_token_tensor
-    return found
-
-
 @contextlib.contextmanager
 def only_adapter(layer: Any, name: str) -> Iterator[None]:
     """While inside, a PEFT layer applies that adapter, and no flag of its weights changes."""
@@ -388,10 +368,3 @@ def only_adapter(layer: Any, name: str) -> Iterator[None]:
 def has_input_hooks(layer: torch.nn.Module) -> bool:
     """Whether something changes the inputs of the layer: PEFT does, for a mixed batch."""
     return bool(layer._forward_pre_hooks)
-
-
-def prepares_inputs_elsewhere(model: torch.nn.Module) -> bool:
-    """Whether somebody else makes the model's inputs while it generates: PEFT does, to put virtual
-    tokens before them (peft 0.18 to 0.21)."""
-    own = vars(model).get("prepare_inputs_for_generation")
-    return own is not None and getattr(own, "__self__", None) is not model

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -55,6 +56,8 @@ class Gpu(NamedTuple):
 class Hardware:
     """What a plan needs to know of a machine; can be built by hand, for a machine that is not here.
 
+    A plan runs on the first of `gpus`.
+
     Bandwidths are in 1e9 bytes a second: `link_gbps` from pinned host memory to the GPU (None
     without one), `device_gbps` of the GPU's own memory, `cpu_gbps` of RAM, `disk_gbps` of the disk
     (assumed: a measurement would tell the page cache's).
@@ -77,18 +80,24 @@ class Hardware:
     avx512_bf16: bool = False
 
     @classmethod
-    def detect(cls, folder: str | Path = ".") -> Hardware:
-        """This machine; `folder` lies on the disk that is meant. Measuring takes about 0.1 s."""
+    def detect(cls, folder: str | Path | None = None, *, every_gpu: bool = False) -> Hardware:
+        """This machine. Measuring takes about 0.1 s.
+
+        Args:
+            folder: it lies on the disk that is meant; by default that of temporary files.
+            every_gpu: not the first alone. To ask a GPU for its free memory takes some of it.
+        """
         import psutil
         import torch
 
         ram = psutil.virtual_memory()
         cuda = torch.cuda.is_available()
+        count = torch.cuda.device_count() if cuda else 0
         return cls(
-            gpus=tuple(_gpu(index) for index in range(torch.cuda.device_count())) if cuda else (),
+            gpus=tuple(_gpu(index) for index in range(count if every_gpu else min(count, 1))),
             ram_total=ram.total,
             ram_available=ram.available,
-            disk_free=shutil.disk_usage(folder).free,
+            disk_free=shutil.disk_usage(folder or tempfile.gettempdir()).free,
             link_gbps=measured_link_gbps() if cuda else None,
             device_gbps=_device_gbps() if cuda else None,
             cpu_gbps=_cpu_gbps(),
@@ -148,7 +157,7 @@ def measured_link_gbps() -> float:
     import torch
 
     size = 64 * MiB
-    host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    host = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
     device = torch.empty(size, dtype=torch.uint8, device="cuda:0")
     return size / _cuda_seconds(lambda: device.copy_(host, non_blocking=True)) / 1e9
 
@@ -169,9 +178,10 @@ def _cuda_seconds(copy: Callable[[], torch.Tensor], times: int = 5) -> float:
     best = float("inf")
     for _ in range(times):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        copy()
-        end.record()
+        with torch.cuda.device(0):
+            start.record()
+            copy()
+            end.record()
         end.synchronize()
         best = min(best, start.elapsed_time(end) / 1e3)
     return best
@@ -182,7 +192,7 @@ def _cpu_gbps() -> float:
     import torch
 
     size = 32 * MiB
-    source = torch.zeros(size, dtype=torch.uint8)
+    source = torch.zeros(size, dtype=torch.uint8, device="cpu")
     target = torch.empty_like(source)
     best = float("inf")
     for _ in range(3):

@@ -33,11 +33,9 @@ if TYPE_CHECKING:
 
 
 def load_model(
-    checkpoint: Checkpoint, outline: Outline, plan: Plan, rooms: Rooms, options: Mapping[str, Any]
+    checkpoint: Checkpoint, outline: Outline, plan: Plan, rooms: Rooms
 ) -> PreTrainedModel:
     """The model on the device that runs; weights that have a home in `rooms` go there.
-
-    `options` go to `from_pretrained`.
 
     Raises:
         FormatFault: TT505 missing tensors, TT506 tensors of the wrong shape.
@@ -54,7 +52,7 @@ def load_model(
             dtype=getattr(torch, plan.dtype),
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # else it raises with a table and no names
-            **{**asked, **options},
+            **asked,
         )
     check_loaded(said, plan, {alias for alias, _ in outline.ties})
     return model

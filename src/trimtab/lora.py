@@ -87,6 +87,11 @@ def reference(base: torch.Tensor, x: torch.Tensor, lora: Lora) -> torch.Tensor:
 def is_right(products: Products, lora: Lora, dtype: torch.dtype) -> bool:
     """Whether products are within `BOUND` of PEFT's on random numbers; makes the kernels, too."""
     device = lora.down.device
+    with torch.cuda.device_of(lora.down):
+        return _is_right(products, lora, dtype, device)
+
+
+def _is_right(products: Products, lora: Lora, dtype: torch.dtype, device: torch.device) -> bool:
     random = torch.Generator(device).manual_seed(0)
     x = torch.randn(1, 1, lora.down.shape[1], generator=random, device=device).to(dtype)
     base = torch.randn(1, 1, lora.up.shape[0], generator=random, device=device).to(dtype)

@@ -63,6 +63,11 @@ class Outline:
         """All parameters that own their bytes."""
         return itertools.chain.from_iterable(unit.weights for unit in self.units)
 
+    def is_tied(self, unit: Unit) -> bool:
+        """Whether another unit, such as a head, multiplies with a weight of this one."""
+        owners = {owner for _, owner in self.ties}
+        return any(one.name in owners for one in unit.weights)
+
 
 def build_outline(checkpoint: Checkpoint, quant: str = "auto", dtype: str = "auto") -> Outline:
     """The model as units, from its config alone: nothing is loaded, everything is on `meta`.

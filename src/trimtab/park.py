@@ -347,9 +347,15 @@ class Wrapped:
             del self._module.__dict__[self._method]
 
 
+def is_leaf(one: Any) -> bool:
+    """What inputs are not looked into: a cache, which may be known to torch as a container, too,
+    and would be filled in a copy."""
+    return not isinstance(one, dict | list | tuple)
+
+
 def moved(inputs: Any, device: torch.device) -> Any:
     """Inputs with their tensors on `device`, wherever the caller had them."""
-    return tree_map_only(torch.Tensor, lambda one: one.to(device), inputs)
+    return tree_map_only(torch.Tensor, lambda one: one.to(device), inputs, is_leaf=is_leaf)
 
 
 def refuse_gradients(out: Any, name: str) -> Any:

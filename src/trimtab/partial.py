@@ -75,8 +75,13 @@ class Partial:
     def take_place(self) -> None:
         """The folder becomes `out`, all of it at once."""
         self.refuse_taken(self.out)
-        self.close()
-        (self.path / _LOCK).unlink()
+        if os.name == "posix":
+            # While it is held: another process of the same job could take the folder.
+            (self.path / _LOCK).unlink()
+            self.close()
+        else:
+            self.close()
+            (self.path / _LOCK).unlink()
         (self.path / RECORD).unlink()
         if self.out.exists():
             self.out.rmdir()

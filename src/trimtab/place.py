@@ -6,7 +6,7 @@ import contextlib
 import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -35,13 +35,12 @@ def place(
     *,
     disk_folder: str | Path | None = None,
     progress: Progress | None = None,
-    load_options: Mapping[str, Any] | None = None,
     adapter_options: Mapping[str, Mapping[str, bool]] | None = None,
     poison: bool = False,
 ) -> Placement:
     """Loads the model that `outline` describes as `plan` says, then the adapters.
 
-    `load_options` go to `from_pretrained`; `adapter_options` to `add_adapter`, by adapter name.
+    `adapter_options` go to `add_adapter`, by adapter name.
     `poison` fills each slot when its unit has run, which shows a read that comes too late.
 
     Raises:
@@ -51,7 +50,7 @@ def place(
         rooms = Rooms(plan, outline, disk_folder)
         undo.callback(rooms.close)
         with Intake(rooms.homes, progress).open():
-            model = load_model(checkpoint, outline, plan, rooms, load_options or {})
+            model = load_model(checkpoint, outline, plan, rooms)
         gate = Gate(model)
         gate.units.extend(rooms.furnish(model, poison=poison))
         undo.enter_context(settle(model, plan))

@@ -179,8 +179,10 @@ class Placement:
             self.shelf.make_room(swap.growth, keep=(name,))
             if not swap.keeps_steps:
                 self.steps.forget_adapter(name)
-            applied = self.applied[name] = swap.carry_out()
-            self.shelf.measure(name)
+            try:
+                applied = self.applied[name] = swap.carry_out()
+            finally:
+                self.shelf.measure(name)
         return applied
 
     def remove_adapter(self, name: str) -> None:
@@ -194,6 +196,7 @@ class Placement:
             self._take_off(name, self.model)
 
     def _take_off(self, name: str, model: Any) -> None:
+        self.steps.forget_adapter(name)
         self.model = remove(model, name)
         self.applied.pop(name, None)
         if self.model is not self._switch.model:

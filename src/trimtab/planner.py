@@ -67,14 +67,15 @@ def make_plan(
             `parts["smallest"]`, the smallest budget of the device that runs.
         PlacementFault: TT201 to TT204, from the map.
         EnvironmentFault: TT103, the map names a GPU and there is none.
-        RunningFault: TT607, a modality that the model does not have.
+        RunningFault: TT607, a modality that the model does not have, or less than one token or
+            sequence.
 
     Example:
         >>> plan = make_plan(outline, default_budget(hardware, gpu="6GiB"), hardware=hardware)
         >>> plan.totals["gpu:0"] <= plan.budget.gpu
         True
     """
-    _check_modalities(outline, modalities)
+    _check_call(outline, context, batch, modalities)
     facts = Facts(
         outline, budget, hardware, tuple(adapters), context, batch, tuple(modalities),
         adapter_memory,
@@ -120,7 +121,13 @@ def _plain(device_map: Mapping[str, Any]) -> dict[str, int | str]:
     }
 
 
-def _check_modalities(outline: Outline, modalities: Sequence[str]) -> None:
+def _check_call(outline: Outline, context: int, batch: int, modalities: Sequence[str]) -> None:
+    if min(context, batch) < 1:
+        raise RunningFault(
+            "TT607",
+            f"no call has {batch} sequences of {context} tokens",
+            fix="plan with a batch and a context of 1 or more",
+        )
     known = {"text", *(one for unit in outline.units for one in unit.needs)}
     for one in modalities:
         if one not in known:
@@ -192,13 +199,8 @@ def _choices(facts: Facts) -> Iterator[dict[str, Away]]:
 
 def _lookable(outline: Outline) -> list[Unit]:
     """Tables that no head multiplies with, the largest first."""
-    tables = [unit for unit in outline.units if unit.kind == "table" and not _tied(outline, unit)]
+    tables = [unit for unit in outline.units if unit.kind == "table" and not outline.is_tied(unit)]
     return sorted(tables, key=lambda unit: -move(unit, LOOKED_UP).nbytes)
-
-
-def _tied(outline: Outline, unit: Unit) -> bool:
-    owners = {owner for _, owner in outline.ties}
-    return any(one.name in owners for one in unit.weights)
 
 
 def _spread(layers: Sequence[str], count: int) -> list[str]:
@@ -245,7 +247,7 @@ def _obey(facts: Facts, device_map: Mapping[str, Any]) -> tuple[dict[str, Away],
 def _stays(facts: Facts, unit: Unit) -> str:
     if unit.kind == "rest":
         return "it belongs to no unit that can be moved"
-    if unit.kind == "table" and _tied(facts.outline, unit):
+    if unit.kind == "table" and facts.outline.is_tied(unit):
         return "it is tied to the head, which reads all of it for each token; there is one copy"
     return ""
 

@@ -40,7 +40,7 @@ def _why_resident(facts: Facts, draft: Draft, unit: Unit) -> str:
         return f"{size} of norms, scalars and buffers, used all the time"
     if not draft.away:
         return f"everything fits; {size}"
-    if unit.kind == "table" and unit.name in {u.tied_to for u in facts.outline.units}:
+    if unit.kind == "table" and facts.outline.is_tied(unit):
         return f"{size}; tied to the head, which reads all of it for each token"
     return f"{size}; there is room for it"
 
@@ -50,10 +50,11 @@ def _why_idle(facts: Facts, draft: Draft, unit: Unit, size: str) -> str:
     rests = draft.rests[unit.name]
     if facts.needed(unit):
         return f"{size}, brought in from {rests} for a prompt with {needs}; the room is counted"
-    spare = facts.budget.running - draft.totals[facts.budget.runs]
+    # As `rooms.BringIn` has it.
+    spare = facts.budget.running - draft.totals[facts.budget.runs] + draft.costs["bring_in"]
     verdict = (
         f"can be brought in all the same, {format_size(spare)} are spare"
-        if draft.away[unit.name].nbytes <= spare
+        if draft.away[unit.name].room <= spare
         else f"cannot be brought in, only {format_size(spare)} are spare"
     )
     return f"only prompts with {needs} use its {size}, which rest on {rests}; it {verdict}"

@@ -13,6 +13,8 @@ from typing import Any, Protocol, TypeGuard
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from trimtab.park import is_leaf
+
 
 class Recorder(Protocol):
     """Records what a call does on the device, to do it again without the host."""
@@ -87,7 +89,7 @@ def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
 
 def describe_inputs(inputs: Mapping[str, Any], leaves: list[torch.Tensor]) -> tuple[Any, ...]:
     """Shapes and dtypes of the tensors, which go to `leaves`, and the value of all else."""
-    found, structure = tree_flatten(dict(inputs))
+    found, structure = tree_flatten(dict(inputs), is_leaf=is_leaf)
     described: list[Any] = []
     for one in found:
         if isinstance(one, torch.Tensor):
@@ -100,9 +102,17 @@ def describe_inputs(inputs: Mapping[str, Any], leaves: list[torch.Tensor]) -> tu
     return (*described, str(structure))
 
 
+def autocast_dtypes() -> tuple[torch.dtype | None, ...]:
+    """What torch computes in of itself, on a GPU and on a CPU; None: it does not."""
+    return tuple(
+        torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        for kind in ("cuda", "cpu")
+    )
+
+
 def with_leaves(inputs: Mapping[str, Any], leaves: list[torch.Tensor]) -> Any:
     """`inputs` with other tensors in the place of its own, in the order of `describe_inputs`."""
-    found, structure = tree_flatten(dict(inputs))
+    found, structure = tree_flatten(dict(inputs), is_leaf=is_leaf)
     rest = iter(leaves)
     return tree_unflatten(
         [next(rest) if isinstance(one, torch.Tensor) else one for one in found], structure

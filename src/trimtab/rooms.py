@@ -89,7 +89,7 @@ class Rooms:
         """
         slabs = [self.slabs[unit.name] for unit in self.plan.of_mode(STREAMED)]
         largest = max((slab.layout.nbytes for slab in slabs), default=0)
-        buffer = torch.empty(largest, dtype=torch.uint8)
+        buffer = torch.empty(largest, dtype=torch.uint8, device="cpu")
         start = time.perf_counter()
         for slab in slabs:
             slab.fetch(buffer)
@@ -330,6 +330,12 @@ def device_of(tier: str) -> torch.device:
     if tier == "cpu":
         return torch.device("cpu")
     index = int(tier.partition(":")[2] or 0)
+    if index:
+        raise EnvironmentFault(
+            "TT103",
+            f"the plan runs on {tier}, and trimtab runs on the first GPU",
+            fix="make that GPU the first, with the variable CUDA_VISIBLE_DEVICES",
+        )
     if index >= torch.cuda.device_count():
         raise EnvironmentFault(
             "TT103",

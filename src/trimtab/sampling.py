@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from trimtab import foreign
+from trimtab import foreign_generate
 
 
 def sample(
@@ -36,13 +36,13 @@ def sample(
     batch = input_ids.shape[0]
     unfinished = torch.ones(batch, dtype=torch.bool, device=input_ids.device)
     ends = any(hasattr(one, "eos_token_id") for one in stopping_criteria)
-    pad = foreign.pad_token(generation_config) if ends else None
+    pad = foreign_generate.pad_token(generation_config) if ends else None
     longest = stopping_criteria.max_length
     told = Told(batch, input_ids.device, ahead=may_lag(stopping_criteria), streamer=streamer)
-    output = foreign.prefill(model, input_ids, generation_config, inputs)
-    with foreign.decoding(model):
+    output = foreign_generate.prefill(model, input_ids, generation_config, inputs)
+    with foreign_generate.decoding(model):
         while True:
-            inputs = foreign.longer_inputs(model, output, inputs)
+            inputs = foreign_generate.longer_inputs(model, output, inputs)
             logits = output.logits[:, -1].to(copy=True, dtype=torch.float32)
             del output  # a prompt's logits are large
             scores = logits_processor(input_ids, logits)
@@ -54,7 +54,9 @@ def sample(
             dropped = told.token(tokens, unfinished)
             if dropped or told.all_finished or input_ids.shape[1] == longest:
                 break
-            output = model(**foreign.step_inputs(model, input_ids, inputs), return_dict=True)
+            output = model(
+                **foreign_generate.step_inputs(model, input_ids, inputs), return_dict=True
+            )
     told.end(dropped)
     return input_ids[:, :-1] if dropped else input_ids
 
@@ -84,7 +86,8 @@ class Told:
         self._ahead = ahead
         self._streamer = streamer
         self._notes = [
-            torch.zeros(1 + batch, dtype=torch.long, pin_memory=self._cuda) for _ in range(2)
+            torch.zeros(1 + batch, dtype=torch.long, device="cpu", pin_memory=self._cuda)
+            for _ in range(2)
         ]
         self._noted: list[torch.cuda.Event | None] = [None, None]
         self._count = 0

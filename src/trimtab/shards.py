@@ -24,7 +24,7 @@ _STORED: Final = {torch_name: stored for stored, torch_name in DTYPES.items()}
 def read_tensor(path: Path, entry: Entry) -> torch.Tensor:
     """A private copy of one tensor, in memory of exactly its size."""
     dtype: torch.dtype = getattr(torch, entry.dtype)
-    tensor = torch.empty(math.prod(entry.shape), dtype=dtype)
+    tensor = torch.empty(math.prod(entry.shape), dtype=dtype, device="cpu")
     if tensor.numel():
         with path.open("rb") as file:
             file.seek(entry.start)

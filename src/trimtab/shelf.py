@@ -205,9 +205,9 @@ class Shelf:
         """Finds adapters that came or went, whichever way they did."""
         model = self._switch.model
         configs = {} if model is None else model.peft_config
-        for name in [one for one in self._held if configs.get(one) is not self._configs[one]]:
+        for name in [one for one in self._held if configs.get(one) is not self._configs.get(one)]:
             self._held.pop(name).close()
-            del self._configs[name]
+            self._configs.pop(name, None)
         for name, config in configs.items():
             if name not in self._held:
                 weights = foreign_peft.adapter_weights(self._switch.layers(), name)

@@ -104,7 +104,7 @@ def config_of(checkpoint: Checkpoint, model_class: type[PreTrainedModel]) -> Pre
     """
     kind: Any = model_class.config_class
     try:
-        config: PreTrainedConfig = kind.from_dict(dict(checkpoint.config))
+        config: PreTrainedConfig = kind.from_dict(foreign.decoded_floats(checkpoint.config))
     except Exception as problem:
         raise _not_understood(checkpoint, problem) from problem
     return config

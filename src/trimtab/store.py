@@ -18,6 +18,9 @@ from trimtab.formats import ALIGNMENT, by_name
 from trimtab.memory import align
 from trimtab.plan import WeightSpec
 
+GPU = "cuda:0"
+"""The one that reads what is pinned here, whichever is current."""
+
 
 @dataclass(frozen=True)
 class Span:
@@ -214,7 +217,7 @@ class HostMemory:
             self._unpin()
             self._pinning = None
         # Views may be alive in user hands: the memory goes with the last of them.
-        self._buffer = torch.empty(0, dtype=torch.uint8)
+        self._buffer = torch.empty(0, dtype=torch.uint8, device="cpu")
         self._map = None
 
 
@@ -248,7 +251,7 @@ def _pin(buffer: torch.Tensor) -> bool:
         return True
     # The driver keeps the refusal as its last error, for the next launch to find.
     with contextlib.suppress(RuntimeError):
-        torch.zeros(1, device="cuda")
+        torch.zeros(1, device=GPU)
     return False
 
 
@@ -264,7 +267,7 @@ def _unpin(pinning: Future[bool], address: int) -> None:
 def _unregister(address: int, pinning: Future[bool]) -> None:
     if not pinning.cancelled() and pinning.exception() is None and pinning.result():
         try:
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(GPU)
         finally:
             torch.cuda.cudart().cudaHostUnregister(address)
 

@@ -22,7 +22,7 @@ def probe() -> dict[str, Any]:
 
     from trimtab.hardware import Hardware
 
-    machine = Hardware.detect()
+    machine = Hardware.detect(every_gpu=True)
     found = {"torch": f"{torch.__version__}, CUDA {torch.version.cuda}"}
     for number, gpu in enumerate(machine.gpus):
         free, total = format_size(gpu.free), format_size(gpu.total)

@@ -35,7 +35,9 @@ class Int8:
     def stored(self, parts: dict[str, torch.Tensor], recipe: Any) -> dict[str, torch.Tensor]:
         import torch
 
-        rows = torch.tensor(0, dtype=torch.uint8)  # bitsandbytes' number for rows, one by one
+        rows = torch.tensor(
+            0, dtype=torch.uint8, device="cpu"
+        )  # bitsandbytes' number for rows, one by one
         return {"weight": parts["CB"], "SCB": parts["SCB"], "weight_format": rows}
 
     def bind(self, module: Any, parameter: Any, joined: Any) -> None:

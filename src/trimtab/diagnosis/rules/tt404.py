@@ -25,8 +25,9 @@ RULE = Rule(
         """,
     library="the machine",
     not_helping="""
-        `PYTORCH_CUDA_ALLOC_CONF`: the plan allocates slabs of exact size, so there is little to
-        fragment.
+        Calling `torch.cuda.empty_cache()`: what torch holds beside the tensors is counted. What
+        fragments is little, and less with `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`,
+        which the commands set.
         """,
     signs=(
         Sign(
