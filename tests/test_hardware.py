@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import tempfile
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -56,7 +58,9 @@ def test_detect_is_consistent() -> None:
     assert 0 < here.ram_available <= here.ram_total
     assert here.disk_free > 0
     assert here.cpu_gbps > 0
-    assert len(here.gpus) == (torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    assert len(here.gpus) == min(count, 1)
+    assert len(Hardware.detect(every_gpu=True).gpus) == count
     assert (here.link_gbps is None) == (not here.gpus)
 
 
@@ -70,3 +74,16 @@ def test_detect_measures_the_gpu() -> None:
     assert here.link_gbps is not None
     assert here.device_gbps is not None
     assert 1 < here.link_gbps < here.device_gbps
+
+
+def test_the_disk_is_that_of_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a placement makes its folder, unless it is given one."""
+    asked: list[object] = []
+
+    def usage(folder: object) -> SimpleNamespace:
+        asked.append(folder)
+        return SimpleNamespace(free=5)
+
+    monkeypatch.setattr("shutil.disk_usage", usage)
+    assert Hardware.detect().disk_free == Hardware.detect("here").disk_free == 5
+    assert asked == [tempfile.gettempdir(), "here"]

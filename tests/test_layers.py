@@ -86,6 +86,7 @@ WHOLE = {
     "matrix",
     "place_mechanisms",
     "planner_maps",
+    "decode_options",
     "merge_files",
     "merge_refusals",
     "attach_refusals",

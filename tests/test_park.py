@@ -7,7 +7,6 @@ import copy
 import sys
 import threading
 from collections.abc import Iterator
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ import torch
 from torch import nn
 
 import tiny
+from interrupts import at_each_line
 from parked import Chain, hook_that_raises
 from placing import placed
 from trimtab import park as park_module
@@ -102,49 +102,40 @@ def test_a_bind_that_fails_is_rolled_back() -> None:
 ENGINE = {one.__file__ for one in (park_module, stream, rooms, contextlib)}
 
 
-class InterruptAtLine:
-    """Raises KeyboardInterrupt at the nth line that the engine runs, as Ctrl-C may."""
-
-    def __init__(self, at: int) -> None:
-        self.left, self.where = at, ""
-
-    def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
-        if frame.f_code.co_filename not in ENGINE:
-            return None
-        if event == "line":
-            self.left -= 1
-            if self.left == 0:
-                self.where = f"{frame.f_code.co_qualname}:{frame.f_lineno}"
-                raise KeyboardInterrupt
-        return self
-
-
-def interrupted(chain: Chain, at: int) -> str | None:
-    """Where the forward was interrupted, or None if it ended before."""
-    tracer, before = InterruptAtLine(at), sys.gettrace()
-    sys.settrace(tracer)
-    try:
-        chain.run()
-    except KeyboardInterrupt:
-        return tracer.where
-    finally:
-        sys.settrace(before)
-    return None
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("name", ["plain", "nf4"])
 def test_an_interrupt_at_any_line_costs_nothing(name: str) -> None:
-    chain, wrong = Chain(3, 2, name), []
-    for at in range(1, 2000):
-        where = interrupted(chain, at)
-        if where is None:
-            break
-        if not chain.runs_right():
+    chains, wrong, lines = [Chain(3, 2, name)], [], 0
+    for where in at_each_line(ENGINE, lambda: chains[-1].run()):
+        lines += 1
+        if not chains[-1].runs_right():
             wrong.append(where)
-            chain = Chain(3, 2, name)
+            chains.append(Chain(3, 2, name))
     assert wrong == []
-    assert 100 < at < 1999
+    assert lines > 100
+
+
+def test_what_looks_like_a_container_to_torch_is_handed_on_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """transformers' helper for export makes each cache one, in the whole process."""
+
+    class Cache:
+        def __init__(self, keys: torch.Tensor) -> None:
+            self.keys = keys
+
+    from torch.utils import _pytree
+
+    monkeypatch.setattr(_pytree, "SUPPORTED_NODES", dict(_pytree.SUPPORTED_NODES))
+    _pytree.register_pytree_node(
+        Cache, lambda one: ([one.keys], None), lambda found, _: Cache(*found)
+    )
+    cache, ids = Cache(torch.ones(2)), torch.ones(3)
+    given = {"cache": cache, "nested": [cache, (ids,)], "ids": ids}
+    found = park_module.moved(given, torch.device("meta"))
+    assert found["cache"] is cache is found["nested"][0]
+    assert found["ids"].is_meta
+    assert found["nested"][1][0].is_meta
 
 
 def test_peft_leaves_no_hooks_after_an_exception_in_a_mixed_batch() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -120,3 +121,20 @@ def test_a_disk_that_is_too_small(tmp_path: Path) -> None:
 def test_a_disk_that_fills(tmp_path: Path, number: str, fault: type[Exception]) -> None:
     with pytest.raises(fault), disk_faults(tmp_path, 1):
         raise OSError(getattr(errno, number), "it is said")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="only there a file that is open can be removed")
+def test_nobody_can_take_the_folder_before_it_has_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partial = Partial(tmp_path / "out", "job")
+    finished(partial, "one")
+    own, seen = Partial.close, []
+
+    def close(self: Partial) -> None:
+        seen.append((self.path / "trimtab.lock").exists())
+        own(self)
+
+    monkeypatch.setattr(Partial, "close", close)
+    partial.take_place()
+    assert seen == [False]

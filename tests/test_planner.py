@@ -307,3 +307,10 @@ def test_the_smallest_budget_that_an_error_names_is_enough(found: Outline, amoun
     planned(found, dataclasses.replace(budget, cpu=smallest), context=4)
     with pytest.raises(DoesNotFit):
         planned(found, dataclasses.replace(budget, cpu=smallest - 1), context=4)
+
+
+@pytest.mark.parametrize("asked", [{"context": 0}, {"context": -4000}, {"batch": 0}])
+def test_a_call_of_nothing_is_refused(asked: dict[str, int]) -> None:
+    with pytest.raises(RunningFault, match="no call has") as caught:
+        planned("llama", **asked)
+    assert caught.value.code == "TT607"

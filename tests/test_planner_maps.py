@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from planning import books_balance, modes, planned, unit
+from planning import books_balance, modes, outline, planned, unit
+from trimtab.drafts import move
 from trimtab.errors import DoesNotFit, EnvironmentFault
 from trimtab.memory import Budget, GiB
 from trimtab.plan import IDLE, LOOKED_UP, RESIDENT, STREAMED
@@ -80,3 +81,21 @@ def test_a_map_is_counted_against_the_budget() -> None:
         planned("llama", Budget("gpu:0", GiB, 10, 0), device_map={"": 0, "model.layers.1": "cpu"})
     assert caught.value.what.startswith("as the device map places it, the model does not fit")
     assert caught.value.parts["tier"] == "cpu and disk"
+
+
+@pytest.mark.parametrize("modalities", [("text",), ("text", "image")])
+def test_what_is_said_of_an_idle_tower_is_what_it_does(modalities: tuple[str, ...]) -> None:
+    """`rooms.BringIn` lets in what the spare bytes, and those for towers that are needed, hold."""
+    towers = {one.name: move(one, IDLE).room for one in outline("gemma4").units if one.needs}
+    mapped = {"device_map": {"": 0, **dict.fromkeys(towers, "cpu")}, "modalities": modalities}
+    least = planned("gemma4", **mapped).totals["gpu:0"]
+    said = set()
+    for more in {one + extra for one in (0, *towers.values()) for extra in (-1, 0, 4096)} - {-1}:
+        made = planned("gemma4", Budget("gpu:0", least + more, GiB, 0), **mapped)
+        for one in made.of_mode(IDLE):
+            if "can be brought in" not in one.reason and "cannot be" not in one.reason:
+                continue
+            lets = towers[one.name] <= made.spare + made.costs["bring_in"]
+            assert ("can be brought in" in one.reason) == lets
+            said.add(lets)
+    assert said == {True, False}

@@ -108,3 +108,10 @@ def test_a_source_that_was_cut_short(source: Path, tmp_path: Path) -> None:
     with pytest.raises(OSError, match="ends too early"):
         write_copy(source, tmp_path / "target.safetensors", cut, {})
     assert [one.name for one in tmp_path.iterdir()] == ["source.safetensors"]
+
+
+def test_a_tensor_is_read_into_host_memory_whatever_the_default_device(source: Path) -> None:
+    (entry, *_), _ = read_header(source)
+    expected = read_tensor(source, entry)
+    with torch.device("meta"):
+        assert torch.equal(read_tensor(source, entry), expected)

@@ -289,3 +289,10 @@ def test_steps_on_a_gpu_are_right_after_an_adapter_came_back() -> None:
                     found[cap].append(out.cpu())
             assert placement.steps.replayed > 24
     assert all(map(torch.equal, *found.values()))
+
+
+def test_what_an_interrupt_left_half_noted_is_looked_at_again(capped: Placement) -> None:
+    expected = answer(capped, "b")
+    del capped.shelf._configs["b"]  # as it is between two lines of `look`
+    capped.remove_adapter("a")
+    assert torch.equal(answer(capped, "b"), expected)

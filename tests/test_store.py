@@ -237,7 +237,7 @@ class Driver:
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     fake = Driver()
     monkeypatch.setattr(torch.cuda, "cudart", lambda: fake)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: fake.done.append("synchronized"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: fake.done.append("synchronized"))
     monkeypatch.setattr(torch, "zeros", lambda *_, **__: fake.done.append("launched"))
     return fake
 
