@@ -274,7 +274,7 @@ def trimtab(plan_of: Callable[[Path], Any]) -> Way:
     return way
 
 
-ACCELERATE = "accelerate, 26 of 32 layers on cpu, no adapter"
+ACCELERATE = "accelerate, 26 layers of 32 (or as many of fewer) on cpu, no adapter"
 DIFFUSERS = "diffusers group offload, leaf, stream, no adapter"
 BESIDE = {
     "trimtab, in as much memory as accelerate": ACCELERATE,

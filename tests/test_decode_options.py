@@ -14,6 +14,7 @@ from transformers import GenerationConfig
 import tiny
 from placing import placed
 from test_decode import captured
+from trimtab import caches, decode
 from trimtab.api import load
 from trimtab.placement import Placement
 
@@ -104,19 +105,159 @@ def test_an_encoder_and_a_decoder_are_not_captured(tmp_path: Path) -> None:
         assert found.steps.captured == 0
 
 
-def test_a_step_is_captured_for_each_way_of_computing(placement: Placement, own: Any) -> None:
-    options = {"max_new_tokens": 6, "do_sample": False}
+GREEDY: dict[str, Any] = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
 
-    def fresh() -> int:
-        before = placement.steps.captured
-        generate(placement, **options)
-        return placement.steps.captured - before
 
-    assert fresh() > 0
-    assert fresh() == 0
+def eagerly(placement: Placement, **options: Any) -> Any:
+    """The answer without the placement's loop and cache."""
+    recorder, placement.steps.recorder = placement.steps.recorder, None
+    try:
+        return generate(placement, **options)
+    finally:
+        placement.steps.recorder = recorder
+
+
+def test_autocast_is_not_captured(placement: Placement, own: Any) -> None:
+    generate(placement, **GREEDY)
     with torch.autocast(placement.device.type, torch.bfloat16):
-        assert fresh() > 0
-    assert fresh() == 0
+        expected = eagerly(placement, **GREEDY)
+        assert torch.equal(generate(placement, **GREEDY), expected)
+    why = "autocast computes in other dtypes than the cache has"
+    assert placement.steps.refusals[why] == 1
+
+
+def test_hooks_of_the_program_see_each_token(placement: Placement, own: Any) -> None:
+    expected = generate(placement, **GREEDY)
+    seen = []
+    layer = placement.model.get_base_model().model.layers[0]
+    hook = layer.register_forward_hook(lambda *_: seen.append(1))
+    assert torch.equal(generate(placement, **GREEDY), expected)
+    assert len(seen) == 6
+    hook.remove()
+    before = placement.steps.replayed
+    assert torch.equal(generate(placement, **GREEDY), expected)
+    assert len(seen) == 6
+    assert placement.steps.replayed > before
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_arguments_count_whether_they_are_named_or_not(
+    placement: Placement, own: Any, by_name: bool
+) -> None:
+    class Collect:
+        def __init__(self) -> None:
+            self.got: list[int] = []
+            self.ended = 0
+
+        def put(self, value: torch.Tensor) -> None:
+            self.got += value.flatten().tolist()
+
+        def end(self) -> None:
+            self.ended += 1
+
+    stream = Collect()
+    config = GenerationConfig(pad_token_id=0, **GREEDY)
+    model = placement.model.get_base_model()
+    given = {"generation_config": config, "streamer": stream}
+    if by_name:
+        out = model.generate(inputs=ids(placement), **given)
+    else:
+        out = model.generate(ids(placement), *[config, *[None] * 5, stream])
+    assert stream.got == out[0].tolist()
+    assert stream.ended == 1
+    assert placement.steps.replayed > 0
+    long = GenerationConfig(pad_token_id=0, max_new_tokens=600, do_sample=False)
+    assert model.generate(ids(placement), long).shape == (1, LENGTH + 600)
+    why = "the prompt and its answer are longer, or more, than planned"
+    assert placement.steps.refusals[why] == 1
+
+
+def test_weights_that_peft_moved_are_those_that_count(placement: Placement, own: Any) -> None:
+    generate(placement, **GREEDY)
+    for module in placement.model.modules():
+        for name, weight in getattr(module, "lora_B", {}).items():
+            assert name == "a"
+            weight.weight.data = torch.randn_like(weight.weight)
+    assert torch.equal(generate(placement, **GREEDY), eagerly(placement, **GREEDY))
+
+
+def test_a_processor_of_the_program_is_not_asked_after_the_end(
+    placement: Placement, own: Any
+) -> None:
+    first = generate(placement, **GREEDY)[0, LENGTH:].tolist()
+    end = next(one for one in first if one != first[0])
+    answer = first[: first.index(end) + 1]
+    asked = []
+
+    class Trie(transformers.LogitsProcessor):  # type: ignore[misc]
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            asked.append(input_ids.shape[1])
+            return scores
+
+    trie = {tuple(answer[:count]): answer[count] for count in range(len(answer))}
+    options = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": end}
+    for further in (
+        {"logits_processor": transformers.LogitsProcessorList([Trie()])},
+        {"prefix_allowed_tokens_fn": lambda _, row: [trie[tuple(row[LENGTH:].tolist())]]},
+    ):
+        found = generate(placement, **options, **further)
+        assert found[0, LENGTH:].tolist() == answer
+    assert asked == [LENGTH + count for count in range(len(answer))]
+
+
+def test_a_dropped_token_is_as_if_it_had_not_been_drawn(placement: Placement, own: Any) -> None:
+    sampling = {"max_new_tokens": 12, "do_sample": True, "temperature": 3.0}
+    torch.manual_seed(3)
+    first = eagerly(placement, **sampling)[0, LENGTH:].tolist()
+    ends = {"eos_token_id": first[4]}
+
+    base = placement.model.get_base_model()
+
+    def two(loop: str) -> list[Any]:
+        torch.manual_seed(3)
+        answers = []
+        for further in (ends, {}):
+            # transformers' loop on a cache of the same size, since another rounds differently.
+            cache = caches.static_cache(base, decode.SHORTEST)
+            own_cache = {caches.cache_argument(base): cache} if loop == "theirs" else {}
+            answers.append(generate(placement, **sampling, **further, **own_cache).tolist())
+        return answers
+
+    assert two("ours") == two("theirs")
+    assert placement.steps._cached == (1, decode.SHORTEST)
+    assert placement.steps.replayed > 0
+
+
+def test_other_loops_are_left_to_transformers(placement: Placement, own: Any) -> None:
+    asked = []
+
+    def loop(model: Any, input_ids: torch.Tensor, *_: Any, **inputs: Any) -> torch.Tensor:
+        asked.append(type(inputs.get("past_key_values", inputs.get("cache"))).__name__)
+        return input_ids
+
+    generate(placement, custom_generate=loop, **GREEDY)
+    assert asked == ["DynamicCache"]
+    assert placement.steps.refusals["generate was asked for another loop"] == 1
+
+
+@pytest.mark.parametrize("device", tiny.DEVICES)
+def test_an_adaption_prompt_is_not_captured(device: str) -> None:
+    folder = tiny.checkpoint("llama")
+    prompt = tiny.adapter(
+        folder, "AdaptionPrompt", targets="self_attn", adapter_len=4, adapter_layers=2
+    )
+    with placed(folder, "none", (), {"p": prompt}, device, poison=False) as found:
+        expected = {name: eagerly_named(found, name) for name in ("p", None)}
+        captured(found)
+        for name in ("p", None, "p"):
+            with found.using(name):
+                assert torch.equal(generate(found, **GREEDY), expected[name])
+        assert found.steps.captured == 0
+
+
+def eagerly_named(placement: Placement, name: str | None) -> Any:
+    with placement.using(name):
+        return generate(placement, **GREEDY)
 
 
 def test_an_adapter_that_is_removed_takes_its_steps_along(placement: Placement, own: Any) -> None:

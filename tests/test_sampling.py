@@ -135,7 +135,7 @@ def test_another_criterion_is_asked_once_for_each_token_that_stays(model: Any, d
     )
     assert fourth.asked == [6, 7, 8, 9]
     assert out.shape[1] == 9
-    assert not may_lag([fourth])
+    assert not may_lag([fourth], [])
 
 
 def test_the_host_asks_for_a_token_only_when_the_next_is_under_way(device: str) -> None:

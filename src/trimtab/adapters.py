@@ -270,10 +270,12 @@ def _local(source: str | Path) -> Path | None:
     if folder.is_dir():
         return folder
     text = str(source)
-    if isinstance(source, Path) or folder.is_absolute() or text.startswith((".", "~")):
-        raise AdapterFault("TT301", f"there is no folder {text}")
     if folder.is_file():
         raise AdapterFault("TT301", f"{text} is a file", fix="name the folder it lies in")
+    if isinstance(source, Path) or folder.is_absolute() or text.startswith((".", "~")):
+        raise AdapterFault(
+            "TT301", f"there is no folder {text}", fix="check the path; it is taken from here"
+        )
     if text.count("/") > 1 or "\\" in text or not text:
         raise AdapterFault("TT301", f"{text!r} is neither a folder here nor a hub name")
     return None

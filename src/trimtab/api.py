@@ -124,6 +124,8 @@ def load(
     """
     from trimtab.adapters import read_adapter
     from trimtab.checkpoint import open_checkpoint
+    from trimtab.compat import known_fields
+    from trimtab.fit import fit
     from trimtab.outline import build_outline
     from trimtab.place import place
 
@@ -142,17 +144,29 @@ def load(
     if checkpoint.fingerprint != decided.fingerprint:
         raise PlacementFault(
             "TT205",
-            f"the plan was made for {decided.model} as {decided.fingerprint}, which is now "
+            f"the plan was made for the checkpoint {decided.fingerprint}, and {decided.model} is "
             f"{checkpoint.fingerprint}",
-            why="the checkpoint's config or tensors have changed since",
+            why="it is another model's, or its config or tensors have changed since",
             fix="make the plan again",
         )
     outline = build_outline(checkpoint, decided.quant, decided.dtype)
+    headers = {one.name: read_adapter(one.source) for one in decided.adapters}
+    for name, header in headers.items():
+        # What will be refused is refused before minutes of loading.
+        fit(
+            header,
+            outline.shapes,
+            decided.model,
+            known_fields=known_fields(header),
+            ties=outline.ties,
+            allow_unused=name in allow_unused,
+            allow_other_base=name in allow_other_base,
+        )
     return place(
         decided,
         outline,
         checkpoint,
-        {one.name: read_adapter(one.source) for one in decided.adapters},
+        headers,
         disk_folder=disk_folder,
         progress=progress,
         adapter_options={

@@ -13,13 +13,13 @@ import functools
 import sys
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trimtab import caches, foreign_generate
+from trimtab import caches, foreign, foreign_generate
 from trimtab.activity import ActiveAdapters, applies
 from trimtab.errors import chain, first_line
 from trimtab.lora import Shortcuts
@@ -27,7 +27,6 @@ from trimtab.plan import STREAMED, Plan
 from trimtab.replay import (
     CudaRecorder,
     Recorder,
-    autocast_dtypes,
     describe_inputs,
     is_tensor,
     private_output,
@@ -96,6 +95,8 @@ class Steps:
         self.cache: Any = None
         self._cached = (0, 0)
         """Sequences and tokens of the cache."""
+        self._lay: dict[str, tuple[int, ...]] = {}
+        """Where the weights of each adapter were in memory."""
         self._argument = caches.cache_argument(model)
         self._adapters = ActiveAdapters(model)
         self._steps: OrderedDict[Any, Step] = OrderedDict()
@@ -111,75 +112,79 @@ class Steps:
 
     def generate(self, own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """transformers' `generate`, with the placement's own cache where that can be had."""
-        why = self._no_cache(args, kwargs)
+        try:
+            kwargs, config = foreign_generate.resolved(self._model, own, args, kwargs)
+        except Exception:
+            return own(*args, **kwargs)  # it says what is wrong with them
+        why = self._no_cache(kwargs, config)
         if why or not self._generating.acquire(blocking=False):
             self.refusals[why or "another generate is using the cache"] += 1
-            return own(*args, **kwargs)
+            return own(**kwargs)
         try:
-            given = args[0] if args else kwargs["input_ids"]
-            length = self._tokens(given.shape[1], kwargs)
-            if self._own_loop(kwargs):
+            self._forget_moved()
+            given = prompt_of(kwargs)
+            length = self._tokens(given.shape[1], kwargs, config)
+            if not config.stop_strings and not config.token_healing:  # they want the tokenizer
                 streamer = kwargs.get("streamer")
                 kwargs["custom_generate"] = functools.partial(sample, streamer=streamer)
             # What is made inside an inference_mode block, the cache among it, could not be written
             # to outside.
             with torch.inference_mode(False), torch.no_grad():
                 kwargs[self._argument] = self._fresh_cache(given.shape[0], length)
-                return own(*args, **kwargs)
+                return own(**kwargs)
         finally:
             self._generating.release()
 
-    def _no_cache(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-        def asked(name: str) -> Any:
-            return self._option(kwargs, name)
-
-        given = args[0] if args else kwargs.get("input_ids")
+    def _no_cache(self, kwargs: Mapping[str, Any], config: Any) -> str:
+        given = prompt_of(kwargs)
         if self.recorder is None:
             return self._unable
-        if not foreign_generate.takes_static_cache(self._model):
-            return "the model takes no static cache alone"
         if not isinstance(given, torch.Tensor) or given.ndim != 2:
             return "generate was not given input_ids"
-        if any(kwargs.get(name) is not None for name in ("cache", "past_key_values")):
-            return "generate was given a cache"
-        if asked("cache_implementation") is not None or asked("use_cache") is False:
-            return "generate was asked for another cache"
-        if (asked("num_beams") or 1) > 1 or (asked("num_return_sequences") or 1) > 1:
-            return "beams and several answers reorder the cache"
-        if kwargs.get("assistant_model") is not None or asked("prompt_lookup_num_tokens"):
-            return "assisted decoding crops the cache"
-        if asked("return_dict_in_generate"):
-            return "the cache would be handed out"
-        if foreign_generate.prepares_inputs_elsewhere(self._model):
-            return "the adapter adds tokens to the prompt"
-        length = self._tokens(given.shape[1], kwargs)
+        if why := _asks_for_another(kwargs, config):
+            return why
+        if why := self._no_graph():
+            return why
+        length = self._tokens(given.shape[1], kwargs, config)
         if length > self._context or given.shape[0] > self._batch:
             return "the prompt and its answer are longer, or more, than planned"
         return ""
 
-    def _tokens(self, prompt: int, kwargs: Mapping[str, Any]) -> int:
+    def _no_graph(self) -> str:
+        """What no captured step of the model would do as it is done eagerly."""
+        if not foreign_generate.takes_static_cache(self._model):
+            return "the model takes no static cache alone"
+        if foreign_generate.prepares_inputs_elsewhere(self._model):
+            return "the adapter adds tokens to the prompt"
+        if foreign.has_adaption_prompt(self._model):
+            return "the adapter takes the place of modules"
+        if foreign.has_own_hooks(self._model):
+            return "hooks of the program's want to see each token"
+        if torch.is_autocast_enabled(self._model.device.type):
+            return "autocast computes in other dtypes than the cache has"
+        return ""
+
+    def _tokens(self, prompt: int, kwargs: Mapping[str, Any], config: Any) -> int:
         """The most tokens that a prompt of so many and its answer may have, in any transformers.
 
         A length that is not asked for, but the model's or transformers' own, may be added to the
         prompt's.
         """
-        added = self._option(kwargs, "max_new_tokens")
-        length = given_option(kwargs, [kwargs.get("generation_config")], "max_length")
-        if length and not added:
-            return int(length)
-        return prompt + int(added or self._model.generation_config.max_length or 20)
+        if config.max_new_tokens is not None:
+            return prompt + int(config.max_new_tokens)
+        asked = kwargs.get("max_length")
+        if asked is None:
+            asked = getattr(kwargs.get("generation_config"), "max_length", None)
+        return int(asked) if asked else prompt + int(config.max_length or 20)
 
-    def _option(self, kwargs: Mapping[str, Any], name: str) -> Any:
-        """As transformers takes it: what a config that was given leaves open is the model's own."""
-        configs = [kwargs.get("generation_config"), self._model.generation_config]
-        return given_option(kwargs, configs, name)
-
-    def _own_loop(self, kwargs: Mapping[str, Any]) -> bool:
-        """Whether `sample` does what is asked for: transformers gives it no tokenizer."""
-        others = ("stop_strings", "penalty_alpha", "dola_layers")
-        return kwargs.get("custom_generate") is None and not any(
-            self._option(kwargs, name) for name in others
-        )
+    def _forget_moved(self) -> None:
+        """Lets go of the captured steps of adapters whose weights were moved: by PEFT's hotswap."""
+        self._adapters.state()
+        lie = foreign.adapter_memory(self._adapters.layers())
+        for name, where in self._lay.items():
+            if lie.get(name, where) != where:
+                self.forget_adapter(name)
+        self._lay = lie
 
     def _fresh_cache(self, batch: int, length: int) -> Any:
         """An empty cache for so many tokens, of a size that others share: attention reads it whole
@@ -214,7 +219,6 @@ class Steps:
             state,
             caches.full_windows(self.cache),
             self._model.training,
-            autocast_dtypes(),
         )
         if kind not in self._met:
             # It warms up what the first use of a kernel allocates, which no graph may.
@@ -317,10 +321,32 @@ class Steps:
             self._steps.pop(key, None)
 
 
-def given_option(kwargs: Mapping[str, Any], configs: Sequence[Any], name: str) -> Any:
-    """An option of `generate`: as it was given, else as the first config that has it says."""
-    found = [kwargs.get(name), *(getattr(one, name, None) for one in configs)]
-    return next((one for one in found if one is not None), None)
+def prompt_of(kwargs: Mapping[str, Any]) -> Any:
+    """The token ids that `generate` was given, by either of their names."""
+    given = kwargs.get("inputs")
+    return kwargs.get("input_ids") if given is None else given
+
+
+def _asks_for_another(kwargs: Mapping[str, Any], config: Any) -> str:
+    """Why a request needs another cache or another loop than the placement's own."""
+    if any(kwargs.get(name) is not None for name in ("cache", "past_key_values")):
+        return "generate was given a cache"
+    if config.cache_implementation is not None or config.use_cache is False:
+        return "generate was asked for another cache"
+    if kwargs.get("custom_generate") is not None:
+        return "generate was asked for another loop"
+    if (config.num_beams or 1) > 1 or (config.num_return_sequences or 1) > 1:
+        return "beams and several answers reorder the cache"
+    mode = config.get_generation_mode(kwargs.get("assistant_model"))
+    if mode == "assisted_generation":
+        return "assisted decoding crops the cache"
+    if mode not in ("greedy_search", "sample") or kwargs.get("synced_gpus"):
+        return "generate was asked for another loop"
+    if config.return_dict_in_generate:
+        return "the cache would be handed out"
+    if config.prefill_chunk_size and foreign_generate.chunks_leave_gaps():
+        return "chunks of a prompt leave gaps in a static cache"
+    return ""
 
 
 def lora_shortcuts(device: torch.device) -> Shortcuts | None:

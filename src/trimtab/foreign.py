@@ -368,3 +368,30 @@ def only_adapter(layer: Any, name: str) -> Iterator[None]:
 def has_input_hooks(layer: torch.nn.Module) -> bool:
     """Whether something changes the inputs of the layer: PEFT does, for a mixed batch."""
     return bool(layer._forward_pre_hooks)
+
+
+def has_adaption_prompt(model: torch.nn.Module) -> bool:
+    """Whether PEFT has put its own modules in the place of attentions (peft 0.18 to 0.21)."""
+    names = ("AdaptedAttention", "AdaptedAttentionGPT")
+    return any(type(one).__name__ in names for one in model.modules())
+
+
+def has_own_hooks(model: torch.nn.Module) -> bool:
+    """Whether modules below the model have hooks of neither transformers nor PEFT."""
+    theirs = ("transformers.", "peft.")
+    return any(
+        not (getattr(getattr(hook, "func", hook), "__module__", None) or "").startswith(theirs)
+        for module in model.modules()
+        if module is not model
+        for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    )
+
+
+def adapter_memory(layers: list[Any]) -> dict[str, tuple[int, ...]]:
+    """Where in memory the weights of each adapter of PEFT's layers are."""
+    found: dict[str, list[int]] = {}
+    for layer in layers:
+        for kind in layer.adapter_layer_names:
+            for name, weight in getattr(layer, kind).named_parameters():
+                found.setdefault(name.partition(".")[0], []).append(weight.data_ptr())
+    return {name: tuple(one) for name, one in found.items()}

@@ -7,9 +7,37 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+
+
+def resolved(
+    model: Any, generate: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[dict[str, Any], Any]:
+    """The arguments of `generate` by name, and the generation config that it makes of them.
+
+    What a config that was given leaves open is the model's own (transformers 5.1 to 5.24).
+    """
+    named = inspect.signature(generate).bind(*args, **kwargs).arguments
+    further = named.pop("kwargs", {})
+    others = ("tokenizer", "assistant_tokenizer", "trust_remote_code")
+    options = {name: one for name, one in further.items() if name not in others}
+    config, _ = model._prepare_generation_config(named.get("generation_config"), **options)
+    return {**named, **further}, config
+
+
+def chunks_leave_gaps() -> bool:
+    """Whether a prompt in chunks leaves places of a static cache empty (transformers 5.1)."""
+    return not _takes_lengths()
+
+
+def _takes_lengths() -> bool:
+    from transformers import GenerationMixin
+
+    named = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
+    return "next_sequence_length" in named
 
 
 def prefill(model: Any, input_ids: torch.Tensor, config: Any, inputs: dict[str, Any]) -> Any:
@@ -19,10 +47,7 @@ def prefill(model: Any, input_ids: torch.Tensor, config: Any, inputs: dict[str, 
 
 def step_inputs(model: Any, input_ids: torch.Tensor, inputs: dict[str, Any]) -> dict[str, Any]:
     """The inputs of a forward for the last of `input_ids` (transformers 5.1 to 5.24)."""
-    from transformers import GenerationMixin
-
-    named = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
-    last = {"next_sequence_length": 1} if "next_sequence_length" in named else {}
+    last = {"next_sequence_length": 1} if _takes_lengths() else {}
     found: dict[str, Any] = model.prepare_inputs_for_generation(input_ids, **last, **inputs)
     return found
 

@@ -43,11 +43,16 @@ def parse_size(text: str | int | None) -> int | None:
     return math.floor(float(found.group(1)) * factor)
 
 
-def format_size(nbytes: int) -> str:
-    """A size for people, in binary units with two decimals: `1.05 GiB`."""
+def format_size(nbytes: int, *, up: bool = False) -> str:
+    """A size for people, in binary units with two decimals: `1.05 GiB`.
+
+    Args:
+        up: no less than it is, for a size to ask for.
+    """
     for unit, name in ((TiB, "TiB"), (GiB, "GiB"), (MiB, "MiB"), (KiB, "KiB")):
         if abs(nbytes) >= unit:
-            return f"{nbytes / unit:.2f} {name}"
+            shown = math.ceil(nbytes * 100 / unit) / 100 if up else nbytes / unit
+            return f"{shown:.2f} {name}"
     return f"{nbytes} B"
 
 

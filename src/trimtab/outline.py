@@ -63,6 +63,12 @@ class Outline:
         """All parameters that own their bytes."""
         return itertools.chain.from_iterable(unit.weights for unit in self.units)
 
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every parameter's shape, tied ones under each of their names."""
+        own = {one.name: one.shape for one in self.weights}
+        return own | {alias: own[owner] for alias, owner in self.ties}
+
     def is_tied(self, unit: Unit) -> bool:
         """Whether another unit, such as a head, multiplies with a weight of this one."""
         owners = {owner for _, owner in self.ties}

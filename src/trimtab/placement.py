@@ -237,7 +237,7 @@ class Placement:
         messages: str | list[dict[str, Any]],
         *,
         adapter: str | EllipsisType | None = ...,
-        max_new_tokens: int = 200,
+        max_new_tokens: int | None = None,
         **options: Any,
     ) -> str:
         """The answer to a text or to chat messages, as text.
@@ -246,7 +246,8 @@ class Placement:
             messages: a text (one user message, where the model has a chat template), or messages
                 as `[{"role": "user", "content": ...}]`.
             adapter: a loaded adapter, `None` for the base, left out for the active one.
-            max_new_tokens: the most tokens to add.
+            max_new_tokens: the most tokens to add; by default what a `generation_config` among the
+                options says, else 200.
             options: passed on to transformers' `generate`.
 
         Raises:
@@ -254,9 +255,14 @@ class Placement:
             MemoryFault: TT404, if the GPU has less memory than the plan counts on.
         """
         inputs = self.encode(messages)
-        self.check_length(inputs["input_ids"], max_new_tokens)
+        config = options.get("generation_config")
+        longest = max_new_tokens or getattr(config, "max_new_tokens", None) or 200
+        self.check_length(inputs["input_ids"], longest)
+        if options.get("stop_strings") or getattr(config, "stop_strings", None):
+            options.setdefault("tokenizer", self.tokenizer)
         with self.using(adapter) as model, self.running() as ran:
-            tokens = model.generate(**inputs, max_new_tokens=max_new_tokens, **options)
+            found = model.generate(**inputs, max_new_tokens=longest, **options)
+            tokens = getattr(found, "sequences", found)
             fresh = tokens[0, inputs["input_ids"].shape[-1] :].cpu()
             ran.tokens = len(fresh)
         return str(self.tokenizer.decode(fresh, skip_special_tokens=True))

@@ -85,8 +85,7 @@ def does_not_fit(facts: Facts, drafts: Sequence[Draft], mapped: bool) -> DoesNot
             f"{who} does not fit: {format_size(wanted)} have to rest on {tier}, "
             f"{format_size(short)} more than the {format_size(held)} given"
         )
-        flag = "--disk" if runs == "cpu" else "--cpu or --disk"
-        helps, why = [f"give {flag} {format_size(short)} more", *_requantized(facts)], ""
+        helps, why = [f"give {_rest(facts, best)}", *_requantized(facts)], ""
     else:
         tier, short = runs, smallest - budget.running
         what = (
@@ -94,7 +93,8 @@ def does_not_fit(facts: Facts, drafts: Sequence[Draft], mapped: bool) -> DoesNot
             f"{format_size(short)} more than the {format_size(budget.running)} given"
         )
         flag = "--cpu" if runs == "cpu" else "--gpu"
-        helps = [f"give {flag} at least {format_size(smallest)}", *_savings(facts)]
+        rest = f" and {_rest(facts, leanest)}" if leanest.missing else ""
+        helps = [f"give {flag} at least {format_size(smallest, up=True)}{rest}", *_savings(facts)]
         why = _largest(leanest)
     return DoesNotFit(
         "TT401",
@@ -105,6 +105,14 @@ def does_not_fit(facts: Facts, drafts: Sequence[Draft], mapped: bool) -> DoesNot
         tier=tier,
         smallest=smallest,
     )
+
+
+def _rest(facts: Facts, draft: Draft) -> str:
+    """What must be given for what rests elsewhere than where it runs."""
+    budget = facts.budget
+    if budget.runs == "cpu":
+        return f"--disk at least {format_size(budget.disk + draft.missing, up=True)}"
+    return f"--cpu or --disk {format_size(draft.missing, up=True)} more"
 
 
 def _largest(draft: Draft) -> str:

@@ -102,14 +102,6 @@ def describe_inputs(inputs: Mapping[str, Any], leaves: list[torch.Tensor]) -> tu
     return (*described, str(structure))
 
 
-def autocast_dtypes() -> tuple[torch.dtype | None, ...]:
-    """What torch computes in of itself, on a GPU and on a CPU; None: it does not."""
-    return tuple(
-        torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        for kind in ("cuda", "cpu")
-    )
-
-
 def with_leaves(inputs: Mapping[str, Any], leaves: list[torch.Tensor]) -> Any:
     """`inputs` with other tensors in the place of its own, in the order of `describe_inputs`."""
     found, structure = tree_flatten(dict(inputs), is_leaf=is_leaf)

@@ -38,6 +38,7 @@ class Report:
     None while there was none, and on a CPU. `pageable` are bytes that should have been pinned.
     `adapter_bytes` are those of the adapters on the device that runs now, `adapter_peak` the most
     that they were, and `resting` names the adapters that rest in host memory.
+    `notes` say what of the adapters was mapped, skipped or not known.
     """
 
     runs: str
@@ -49,6 +50,7 @@ class Report:
     adapter_bytes: int = 0
     adapter_peak: int = 0
     resting: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -103,6 +105,7 @@ def measure(
         adapter_bytes=shelf.here,
         adapter_peak=shelf.peak,
         resting=shelf.resting,
+        notes=tuple(note for one in applied.values() for note in one.notes),
     )
 
 

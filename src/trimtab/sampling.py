@@ -25,8 +25,8 @@ def sample(
 ) -> torch.Tensor:
     """The prompt and its answer, [batch, tokens]: a `custom_generate` of transformers' `generate`.
 
-    The tokens are those of transformers' own loop. A token more is computed and dropped where a
-    sequence ends before its longest length.
+    The tokens are those of transformers' own loop, and of the next one that draws from the same
+    generator. A token more is computed and dropped where a sequence ends before its longest length.
 
     Args:
         model: a decoder whose cache is among `inputs`.
@@ -38,7 +38,12 @@ def sample(
     ends = any(hasattr(one, "eos_token_id") for one in stopping_criteria)
     pad = foreign_generate.pad_token(generation_config) if ends else None
     longest = stopping_criteria.max_length
-    told = Told(batch, input_ids.device, ahead=may_lag(stopping_criteria), streamer=streamer)
+    told = Told(
+        batch,
+        input_ids.device,
+        ahead=may_lag(stopping_criteria, logits_processor),
+        streamer=streamer,
+    )
     output = foreign_generate.prefill(model, input_ids, generation_config, inputs)
     with foreign_generate.decoding(model):
         while True:
@@ -46,6 +51,7 @@ def sample(
             logits = output.logits[:, -1].to(copy=True, dtype=torch.float32)
             del output  # a prompt's logits are large
             scores = logits_processor(input_ids, logits)
+            drawn = RandomState(scores.device) if generation_config.do_sample else None
             tokens = chosen(scores, generation_config.do_sample)
             if pad is not None:
                 tokens = torch.where(unfinished, tokens, pad.to(tokens.device))
@@ -58,6 +64,8 @@ def sample(
                 **foreign_generate.step_inputs(model, input_ids, inputs), return_dict=True
             )
     told.end(dropped)
+    if dropped and drawn is not None:
+        drawn.restore()
     return input_ids[:, :-1] if dropped else input_ids
 
 
@@ -68,11 +76,41 @@ def chosen(scores: torch.Tensor, do_sample: bool) -> torch.Tensor:
     return scores.argmax(dim=-1)
 
 
-def may_lag(stopping_criteria: Any) -> bool:
-    """Whether nothing is changed by asking the criteria a token too often: they are stateless."""
-    from transformers import EosTokenCriteria, MaxLengthCriteria
+class RandomState:
+    """Of the generator that tokens are drawn with, before the next draw."""
 
-    return all(type(one) in (EosTokenCriteria, MaxLengthCriteria) for one in stopping_criteria)
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        cuda = device.type == "cuda"
+        self._state = torch.cuda.get_rng_state(device) if cuda else torch.get_rng_state()
+
+    def restore(self) -> None:
+        """As if it had not been drawn."""
+        if self._device.type == "cuda":
+            torch.cuda.set_rng_state(self._state, self._device)
+        else:
+            torch.set_rng_state(self._state)
+
+
+def may_lag(stopping_criteria: Any, logits_processors: Any) -> bool:
+    """Whether nothing is changed by asking both a token too often: they are stateless.
+
+    A caller's own processor may keep count, and one that allows certain tokens may know none after
+    the last.
+    """
+    from transformers import (
+        EosTokenCriteria,
+        MaxLengthCriteria,
+        PrefixConstrainedLogitsProcessor,
+    )
+
+    return all(
+        type(one) in (EosTokenCriteria, MaxLengthCriteria) for one in stopping_criteria
+    ) and all(
+        type(one).__module__.startswith("transformers.")
+        and type(one) is not PrefixConstrainedLogitsProcessor
+        for one in logits_processors
+    )
 
 
 class Told:

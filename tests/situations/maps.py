@@ -55,7 +55,7 @@ def _no_folder(at: Path, wrong: bool) -> None:
     disk.DiskFolder(at / "lock" / "x" if wrong else at / "x").close()
 
 
-@shows("TT205", "the plan was made for DIR/base as FINGERPRINT, which is now FINGERPRINT")
+@shows("TT205", "the plan was made for the checkpoint FINGERPRINT, and DIR/base is FINGERPRINT")
 def _other_checkpoint(at: Path, wrong: bool) -> None:
     made = plan(base(at), **SMALL)
     edit(at / "base", rms_norm_eps=1e-4 if wrong else 1e-6)

@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     asked = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
-        with quiet.libraries():
+        with quiet.any_text(), quiet.libraries():
             status = _invoke(asked)
         sys.stdout.flush()
     except BaseException as error:

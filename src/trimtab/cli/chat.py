@@ -6,11 +6,12 @@ import contextlib
 import sys
 from collections.abc import Iterator
 
-from trimtab.cli.options import Running, spread
+from trimtab.cli import quiet
+from trimtab.cli.options import Answering, spread
 
 
-@spread(Running)
-def command(asked: Running) -> int:
+@spread(Answering)
+def command(asked: Answering) -> int:
     """Talk with a model; /help lists the commands."""
     from trimtab.cli.session import opened
     from trimtab.cli.talk import Talk
@@ -22,7 +23,7 @@ def command(asked: Running) -> int:
             with _line_editing():
                 talk.listen(_typed(talk))
             return 0
-        talk.listen(line.rstrip("\r\n") for line in sys.stdin)
+        talk.listen(quiet.text_of(line.rstrip("\r\n")) for line in sys.stdin)
         return 1 if talk.failed else 0
 
 
@@ -40,10 +41,10 @@ def _typed(talk: object) -> Iterator[str]:
 
 def _prompted(prompt: str) -> str:
     if sys.stdout.isatty():
-        return input(prompt)
+        return quiet.text_of(input(prompt))
     # `input` would prompt on stdout, which goes to a file that is for answers.
     print(prompt, end="", file=sys.stderr, flush=True)
-    return input()
+    return quiet.text_of(input())
 
 
 @contextlib.contextmanager

@@ -40,4 +40,8 @@ def _text(what: str) -> str:
         return sys.stdin.read()
     if os.path.isfile(what):  # which takes any text for a path, a long one too
         return Path(what).read_text(encoding="utf-8", errors="replace")
+    if os.path.isdir(what):
+        raise typer.BadParameter(f"{what} is a folder, not a log")
+    if what.endswith((".log", ".txt")) and not what.split()[1:]:
+        raise typer.BadParameter(f"there is no file {what}")
     return what

@@ -146,9 +146,6 @@ class Running(Planning):
         str | None,
         _option("The adapter that answers; base: none; default: the first.", metavar="NAME|base"),
     ] = None
-    max_new_tokens: Annotated[
-        int | None, _option("The most tokens of an answer; default: 200, if there is room.", min=1)
-    ] = None
 
     def saved_plan(self) -> Plan | None:
         """The plan of `--plan`, for MODEL; None without one."""
@@ -176,6 +173,15 @@ class Running(Planning):
         if self.use is None:
             return loaded[0] if loaded else None
         return adapter_named(self.use, loaded)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answering(Running):
+    """What a command that answers is asked, too."""
+
+    max_new_tokens: Annotated[
+        int | None, _option("The most tokens of an answer; default: 200, if there is room.", min=1)
+    ] = None
 
 
 def adapter_named(name: str, loaded: tuple[str, ...]) -> str | None:

@@ -209,8 +209,9 @@ def forecast(plan: Plan) -> tuple[str, str]:
     expected = plan.forecast
     rate = expected.tokens_per_second
     per_token = format_size(expected.bytes_per_token)
+    shown = f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"
     return (
-        f"about {rate:.3g} tokens/s at batch 1, bound by {expected.basis}",
+        f"about {shown} tokens/s at batch 1, bound by {expected.basis}",
         f"{per_token if expected.bytes_per_token else 'nothing'} brought in for a token",
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 import sys
@@ -47,6 +48,26 @@ def libraries() -> Iterator[None]:
                 undo.callback(os.environ.pop, name, None)
                 os.environ[name] = value
         yield
+
+
+@contextlib.contextmanager
+def any_text() -> Iterator[None]:
+    """While inside, what a terminal or a file cannot hold is replaced, and what it is not sure to
+    read comes as it is, for `text_of`."""
+    with contextlib.ExitStack() as undo:
+        for stream, errors in (
+            (sys.stdin, "surrogateescape"), (sys.stdout, "replace"), (sys.stderr, "replace"),
+        ):  # fmt: skip
+            if isinstance(stream, io.TextIOWrapper):
+                undo.callback(stream.reconfigure, errors=stream.errors)
+                stream.reconfigure(errors=errors)
+        yield
+
+
+def text_of(read: str) -> str:
+    """What was typed or read, as UTF-8 where the terminal's encoding did not say; what is none is
+    replaced."""
+    return read.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def engine() -> contextlib.redirect_stdout[TextIO]:

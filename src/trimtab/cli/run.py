@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trimtab.cli import quiet
-from trimtab.cli.options import Running, spread
+from trimtab.cli.options import Answering, spread
 from trimtab.cli.result import print_json
 from trimtab.memory import format_size
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from trimtab.saving import Saved
 
 
-@spread(Running)
+@spread(Answering)
 def command(
-    asked: Running,
+    asked: Answering,
     *,
     prompt: Annotated[
         str | None, typer.Option(metavar="TEXT", help="The prompt; - or left out: stdin.")
@@ -59,7 +59,7 @@ def command(
         print()
 
 
-def _answer(placed: Placement, asked: Running, text: str, raw: bool) -> dict[str, Any]:
+def _answer(placed: Placement, asked: Answering, text: str, raw: bool) -> dict[str, Any]:
     from trimtab.cli.answer import encode, generate, room, stream_for
 
     out = sys.stdout
@@ -96,7 +96,7 @@ def _prompt(given: str | None) -> str:
     text = sys.stdin.read().removesuffix("\n") if given in (None, "-") else given
     if not text:
         raise typer.BadParameter("the prompt is empty", param_hint="--prompt")
-    return text
+    return quiet.text_of(text)
 
 
 def _silent(fresh: str) -> None:

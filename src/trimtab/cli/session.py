@@ -37,6 +37,8 @@ def opened(asked: Running) -> Iterator[Placement]:
                 allow_other_base=names if asked.allow_other_base else (),
             )
     with placed:
+        for note in placed.report().notes:
+            print(f"note: {note}", file=sys.stderr)
         yield placed
 
 

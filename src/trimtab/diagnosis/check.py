@@ -286,7 +286,7 @@ def _adapters(
     found: list[Finding],
 ) -> list[PlannedAdapter]:
     """The adapters that can be read, with their bytes."""
-    shapes = _shapes(outline) if outline else None
+    shapes = outline.shapes if outline else None
     base = checkpoint.source if checkpoint else None
     planned = []
     for name, source in _named(adapters).items():
@@ -303,12 +303,6 @@ def _named(adapters: Adapters | None) -> dict[str, str | Path]:
         return dict(adapters)
     several = [adapters] if isinstance(adapters, str | Path) else adapters or []
     return {str(number): source for number, source in enumerate(several)}
-
-
-def _shapes(outline: Outline) -> Shapes:
-    """Every parameter's shape, tied ones under each of their names."""
-    own = {one.name: one.shape for one in outline.weights}
-    return own | {alias: own[owner] for alias, owner in outline.ties}
 
 
 def _fit(
