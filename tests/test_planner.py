@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from trimtab import costs
 from trimtab.errors import DoesNotFit, RunningFault
 from trimtab.formats import moving_bytes
 from trimtab.hardware import ALLOCATOR, CAPTURE, CUDA_CONTEXT
-from trimtab.memory import Budget, GiB, KiB, MiB
+from trimtab.memory import Budget, GiB, KiB, MiB, parse_size
 from trimtab.outline import CacheLayer, Outline
 from trimtab.plan import (
     IDLE,
@@ -314,3 +315,18 @@ def test_a_call_of_nothing_is_refused(asked: dict[str, int]) -> None:
     with pytest.raises(RunningFault, match="no call has") as caught:
         planned("llama", **asked)
     assert caught.value.code == "TT607"
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma4"])
+@pytest.mark.parametrize("given", [Budget("cpu", 0, 1, 0), Budget("cpu", 0, 1, GiB)])
+def test_the_fix_works_when_it_is_followed(name: str, given: Budget) -> None:
+    with pytest.raises(DoesNotFit) as caught:
+        planned(name, given)
+    first = caught.value.fix.split(";")[0]
+    sizes = {
+        flag: parse_size(size)
+        for flag, size in re.findall(r"--(cpu|disk) at least ([\d.]+ \w+)", first)
+    }
+    assert ("disk" in sizes) == (given.disk == 0)
+    made = planned(name, dataclasses.replace(given, **sizes))
+    assert made.of_mode(STREAMED)

@@ -32,3 +32,14 @@ def test_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_long_text_is_no_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "nothing " * 2000]) == 0
     assert capsys.readouterr().out == "nothing in that text is known here\n"
+
+
+@pytest.mark.parametrize("what", ["nofile.log", "no/such/file.txt"])
+def test_a_file_that_is_not_there_is_no_text(what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", what]) == 2
+    assert f"there is no file {what}" in capsys.readouterr().err
+
+
+def test_a_folder_is_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", str(tmp_path)]) == 2
+    assert "is a folder" in capsys.readouterr().err

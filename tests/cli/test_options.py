@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from trimtab.cli import main
 from trimtab.cli.options import Planning, Running, adapter_named, spread
 from trimtab.errors import AdapterFault, MemoryFault
 
@@ -120,3 +121,8 @@ def test_spread_gives_a_command_its_signature() -> None:
     assert (names[0], names[-1]) == ("model", "more")
     assert command.__doc__ == "Says so."
     assert command(model="m", more=4) == ("m", 4)
+
+
+def test_bench_takes_no_length_of_an_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "m", "--max-new-tokens", "2"]) == 2
+    assert "--max-new-tokens" in capsys.readouterr().err
