@@ -11,7 +11,9 @@ from trimtab.memory import parse_size
 from trimtab.plan import Plan, PlannedAdapter
 
 if TYPE_CHECKING:
+    from trimtab.adapters import AdapterHeader
     from trimtab.hardware import Hardware
+    from trimtab.outline import Outline
     from trimtab.placement import Placement
 
 CONTEXT = 4096
@@ -124,8 +126,6 @@ def load(
     """
     from trimtab.adapters import read_adapter
     from trimtab.checkpoint import open_checkpoint
-    from trimtab.compat import known_fields
-    from trimtab.fit import fit
     from trimtab.outline import build_outline
     from trimtab.place import place
 
@@ -151,17 +151,15 @@ def load(
         )
     outline = build_outline(checkpoint, decided.quant, decided.dtype)
     headers = {one.name: read_adapter(one.source) for one in decided.adapters}
+    options = {
+        name: {
+            "allow_unused": name in allow_unused,
+            "allow_other_base": name in allow_other_base,
+        }
+        for name in headers
+    }
     for name, header in headers.items():
-        # What will be refused is refused before minutes of loading.
-        fit(
-            header,
-            outline.shapes,
-            decided.model,
-            known_fields=known_fields(header),
-            ties=outline.ties,
-            allow_unused=name in allow_unused,
-            allow_other_base=name in allow_other_base,
-        )
+        _require_fit(header, outline, decided.model, options[name])
     return place(
         decided,
         outline,
@@ -169,13 +167,24 @@ def load(
         headers,
         disk_folder=disk_folder,
         progress=progress,
-        adapter_options={
-            one.name: {
-                "allow_unused": one.name in allow_unused,
-                "allow_other_base": one.name in allow_other_base,
-            }
-            for one in decided.adapters
-        },
+        adapter_options=options,
+    )
+
+
+def _require_fit(
+    header: AdapterHeader, outline: Outline, model: str, allowed: Mapping[str, bool]
+) -> None:
+    """What will be refused is refused before minutes of loading."""
+    from trimtab.compat import known_fields
+    from trimtab.fit import fit
+
+    fit(
+        header,
+        outline.shapes,
+        model,
+        known_fields=known_fields(header),
+        ties=outline.ties,
+        **allowed,
     )
 
 

@@ -97,6 +97,8 @@ class Steps:
         """Sequences and tokens of the cache."""
         self._lay: dict[str, tuple[int, ...]] = {}
         """Where the weights of each adapter were in memory."""
+        self._looked = False
+        """Whether this answer has looked at where they are."""
         self._argument = caches.cache_argument(model)
         self._adapters = ActiveAdapters(model)
         self._steps: OrderedDict[Any, Step] = OrderedDict()
@@ -121,7 +123,7 @@ class Steps:
             self.refusals[why or "another generate is using the cache"] += 1
             return own(**kwargs)
         try:
-            self._forget_moved()
+            self._looked = False
             given = prompt_of(kwargs)
             length = self._tokens(given.shape[1], kwargs, config)
             if not config.stop_strings and not config.token_healing:  # they want the tokenizer
@@ -179,12 +181,11 @@ class Steps:
 
     def _forget_moved(self) -> None:
         """Lets go of the captured steps of adapters whose weights were moved: by PEFT's hotswap."""
-        self._adapters.state()
         lie = foreign.adapter_memory(self._adapters.layers())
         for name, where in self._lay.items():
             if lie.get(name, where) != where:
                 self.forget_adapter(name)
-        self._lay = lie
+        self._lay, self._looked = lie, True
 
     def _fresh_cache(self, batch: int, length: int) -> Any:
         """An empty cache for so many tokens, of a size that others share: attention reads it whole
@@ -214,6 +215,8 @@ class Steps:
             # No graph may: it would fail, and nothing be captured any more.
             self.refusals["rows of a mixed batch are picked by the host"] += 1
             return own(*args, **kwargs)
+        if not self._looked:
+            self._forget_moved()
         kind = (
             describe_inputs(kwargs, leaves),
             state,

@@ -26,10 +26,10 @@ def lean(base: Path) -> list[str]:
     return ["--cpu", str(told["smallest"]), "--disk", "1GiB", *OPTIONS]
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
+def run(capsys: pytest.CaptureFixture[str], *arguments: object, noted: str = "") -> dict[str, Any]:
     assert main(["run", *map(str, arguments), "--json", "--max-new-tokens", str(TOKENS)]) == 0
     said = capsys.readouterr()
-    assert said.err == ""
+    assert said.err == noted
     found: dict[str, Any] = json.loads(said.out)
     return found
 
@@ -156,7 +156,8 @@ def test_an_adapter_of_another_base(
     (folder / "adapter_config.json").write_text(json.dumps(config))
     model = tiny.writable(base, tmp_path)
     asked = [str(model), *OPTIONS, "--adapter", str(folder), "--prompt", "x"]
-    run(capsys, *asked, "--allow-other-base")
+    noted = f"note: {folder} was made for somebody/another-model, the base is {model}\n"
+    run(capsys, *asked, "--allow-other-base", noted=noted)
 
 
 def test_an_adapter_with_tensors_that_match_nothing(
@@ -170,7 +171,9 @@ def test_an_adapter_with_tensors_that_match_nothing(
     asked = [str(base), *OPTIONS, "--adapter", str(folder), "--prompt", "x"]
     assert main(["run", *asked]) == 1
     assert "[TT303]" in capsys.readouterr().err
-    run(capsys, *asked, "--allow-unused")
+    key = "base_model.model.model.layers.99.mlp.down_proj.lora_A.weight"
+    noted = f"note: 1 tensors of {folder} match nothing and are left out: {key}\n"
+    run(capsys, *asked, "--allow-unused", noted=noted)
 
 
 def test_the_quantized_base_is_saved(

@@ -44,11 +44,18 @@ def _gpu(at: Path, wrong: bool) -> list[Finding]:
     return looked_at({"": 0}, NO_GPU if wrong else CARD)
 
 
-@shows("TT103", "the plan runs on gpu:7, and torch sees 0 CUDA devices")
+@shows("TT103", "the plan runs on gpu:0, and torch sees 0 CUDA devices")
 def _gpu_of_a_plan(at: Path, wrong: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "device_count", lambda: 0 if wrong else 8)
-        rooms.device_of("gpu:7")
+        rooms.device_of("gpu:0")
+
+
+@shows("TT103", "the plan runs on gpu:7, and trimtab runs on the first GPU")
+def _another_gpu_of_a_plan(at: Path, wrong: bool) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "device_count", lambda: 8)
+        rooms.device_of("gpu:7" if wrong else "gpu:0")
 
 
 @shows(
