@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trimtab import caches, foreign, foreign_generate
+from trimtab import caches, foreign, foreign_generate, foreign_peft
 from trimtab.activity import ActiveAdapters, applies
 from trimtab.errors import chain, first_line
 from trimtab.lora import Shortcuts
@@ -181,11 +181,11 @@ class Steps:
 
     def _forget_moved(self) -> None:
         """Lets go of the captured steps of adapters whose weights were moved: by PEFT's hotswap."""
-        lie = foreign.adapter_memory(self._adapters.layers())
-        for name, where in self._lay.items():
-            if lie.get(name, where) != where:
+        for name, where in foreign_peft.adapter_memory(self._adapters.layers()).items():
+            if self._lay.get(name, where) != where:
                 self.forget_adapter(name)
-        self._lay, self._looked = lie, True
+            self._lay[name] = where
+        self._looked = True
 
     def _fresh_cache(self, batch: int, length: int) -> Any:
         """An empty cache for so many tokens, of a size that others share: attention reads it whole

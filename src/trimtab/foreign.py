@@ -378,20 +378,9 @@ def has_adaption_prompt(model: torch.nn.Module) -> bool:
 
 def has_own_hooks(model: torch.nn.Module) -> bool:
     """Whether modules below the model have hooks of neither transformers nor PEFT."""
-    theirs = ("transformers.", "peft.")
     return any(
-        not (getattr(getattr(hook, "func", hook), "__module__", None) or "").startswith(theirs)
+        not str(getattr(hook, "func", hook).__module__).startswith(("transformers.", "peft."))
         for module in model.modules()
         if module is not model
         for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
     )
-
-
-def adapter_memory(layers: list[Any]) -> dict[str, tuple[int, ...]]:
-    """Where in memory the weights of each adapter of PEFT's layers are."""
-    found: dict[str, list[int]] = {}
-    for layer in layers:
-        for kind in layer.adapter_layer_names:
-            for name, weight in getattr(layer, kind).named_parameters():
-                found.setdefault(name.partition(".")[0], []).append(weight.data_ptr())
-    return {name: tuple(one) for name, one in found.items()}

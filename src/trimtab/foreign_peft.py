@@ -51,6 +51,12 @@ def adapter_weights(layers: list[Any], name: str) -> list[torch.nn.Parameter]:
     return list(found.values())
 
 
+def adapter_memory(layers: list[Any]) -> dict[str, tuple[int, ...]]:
+    """Where in memory the weights of each adapter are that is active in PEFT's layers."""
+    names = {name for layer in layers for name in layer.active_adapters}
+    return {name: tuple(one.data_ptr() for one in adapter_weights(layers, name)) for name in names}
+
+
 @contextlib.contextmanager
 def adapters_hidden(layers: list[Any], shown: str | None = None) -> Iterator[None]:
     """While inside, LoRA layers have none of their adapters but `shown`; those that come stay.
