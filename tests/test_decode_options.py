@@ -250,3 +250,14 @@ def test_an_adaption_prompt_is_not_captured(device: str) -> None:
 def named(placement: Placement, name: str | None, ask: Any) -> Any:
     with placement.using(name):
         return ask(placement, **GREEDY)
+
+
+def test_trained_token_rows_are_captured() -> None:
+    folder = tiny.checkpoint("llama")
+    adapter = tiny.adapter(folder, trainable_token_indices={"embed_tokens": [3, 4, 7]})
+    with placed(folder, "none", ("half",), {"a": adapter}, poison=False) as found:
+        found.steps.shortcuts = None
+        captured(found)
+        for _ in range(2):
+            assert torch.equal(generate(found, **GREEDY), eagerly(found, **GREEDY))
+        assert found.steps.replayed > 0
