@@ -114,6 +114,9 @@ class Steps:
 
     def generate(self, own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """transformers' `generate`, with the placement's own cache where that can be had."""
+        if self.recorder is None:
+            self.refusals[self._unable or "nothing records"] += 1
+            return own(*args, **kwargs)
         try:
             kwargs, config = foreign_generate.resolved(self._model, own, args, kwargs)
         except Exception:
@@ -139,8 +142,6 @@ class Steps:
 
     def _no_cache(self, kwargs: Mapping[str, Any], config: Any) -> str:
         given = prompt_of(kwargs)
-        if self.recorder is None:
-            return self._unable
         if not isinstance(given, torch.Tensor) or given.ndim != 2:
             return "generate was not given input_ids"
         if why := _asks_for_another(kwargs, config):

@@ -38,12 +38,17 @@ class OwnThreads(ThreadPoolExecutor):
         super().__init__(count, thread_name_prefix=name)
         self._owner = os.getpid()
 
+    @property
+    def own(self) -> bool:
+        """Whether this is the process that made them."""
+        return os.getpid() == self._owner
+
     def submit(self, *work: Any, **options: Any) -> Any:
         self.require_own()
         return super().submit(*work, **options)
 
     def require_own(self) -> None:
-        if os.getpid() != self._owner:
+        if not self.own:
             raise PlacementFault(
                 "TT224",
                 "a forked process uses a placement that its parent made",
@@ -63,7 +68,6 @@ class DiskFolder:
     def __init__(self, path: str | Path | None = None) -> None:
         self._made: Callable[[], Any] | None = None
         self._files: list[Path] = []
-        self._owner = os.getpid()
         self.readers = OwnThreads(READERS, "trimtab-disk")
         try:
             if path is None:
@@ -104,7 +108,7 @@ class DiskFolder:
         if self._lock is None:
             return
         self.readers.shutdown(wait=True)
-        if os.getpid() == self._owner:
+        if self.readers.own:
             self._empty(self._files)
             with contextlib.suppress(OSError):
                 # While it is held: else another placement's lock could be what is removed.

@@ -87,11 +87,6 @@ def reference(base: torch.Tensor, x: torch.Tensor, lora: Lora) -> torch.Tensor:
 def is_right(products: Products, lora: Lora, dtype: torch.dtype) -> bool:
     """Whether products are within `BOUND` of PEFT's on random numbers; makes the kernels, too."""
     device = lora.down.device
-    with torch.cuda.device_of(lora.down):
-        return _is_right(products, lora, dtype, device)
-
-
-def _is_right(products: Products, lora: Lora, dtype: torch.dtype, device: torch.device) -> bool:
     random = torch.Generator(device).manual_seed(0)
     x = torch.randn(1, 1, lora.down.shape[1], generator=random, device=device).to(dtype)
     base = torch.randn(1, 1, lora.up.shape[0], generator=random, device=device).to(dtype)
@@ -114,7 +109,8 @@ class Shortcuts:
         key = (lora.down.shape, lora.up.shape, lora.rounded, dtype)
         if key not in self._right:
             try:
-                self._right[key] = is_right(self._products, lora, dtype)
+                with torch.cuda.device_of(lora.down):
+                    self._right[key] = is_right(self._products, lora, dtype)
                 self.fault = self.fault or ("" if self._right[key] else "they differ from PEFT's")
             except Exception as error:
                 # A compiler that is not there, or fails: PEFT's own way is as right.

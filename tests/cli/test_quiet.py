@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import tiny
+from situations.situation import edit, lora
 from trimtab.cli import main, quiet
 
 OPTIONS = ["--context", "64", "--raw", "--max-new-tokens", "3"]
@@ -56,10 +57,7 @@ def test_a_prompt_of_any_bytes_is_answered(base: Path) -> None:
 def test_what_was_mapped_of_an_adapter_is_said(
     base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    adapter = tiny.writable(tiny.adapter(base), tmp_path)
-    config = json.loads((adapter / "adapter_config.json").read_text())
-    config["base_model_name_or_path"] = "/somewhere/else"
-    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    adapter = edit(lora(tmp_path), base_model_name_or_path="/somewhere/else")
     asked = ["run", str(base), "--adapter", str(adapter), "--prompt", "select", "--json"]
     assert main([*asked, *OPTIONS]) == 0
     said = capsys.readouterr()

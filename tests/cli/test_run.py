@@ -12,6 +12,7 @@ import pytest
 
 import tiny
 from placing import refused
+from situations.situation import edit, lora
 from trimtab.cli import main
 from trimtab.plan import Plan
 
@@ -150,10 +151,7 @@ def test_a_plan_of_another_checkpoint(
 def test_an_adapter_of_another_base(
     base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tiny.writable(tiny.adapter(base), tmp_path)
-    config = json.loads((folder / "adapter_config.json").read_text())
-    config["base_model_name_or_path"] = "somebody/another-model"
-    (folder / "adapter_config.json").write_text(json.dumps(config))
+    folder = edit(lora(tmp_path), base_model_name_or_path="somebody/another-model")
     model = tiny.writable(base, tmp_path)
     asked = [str(model), *OPTIONS, "--adapter", str(folder), "--prompt", "x"]
     noted = f"note: {folder} was made for somebody/another-model, the base is {model}\n"

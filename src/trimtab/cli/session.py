@@ -37,7 +37,7 @@ def opened(asked: Running) -> Iterator[Placement]:
                 allow_other_base=names if asked.allow_other_base else (),
             )
     with placed:
-        for note in placed.report().notes:
+        for note in (note for one in placed.applied.values() for note in one.notes):
             print(f"note: {note}", file=sys.stderr)
         yield placed
 
