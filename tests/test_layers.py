@@ -32,6 +32,7 @@ LAYERS = (
         "action",
         [
             "readahead",
+            "uploads",
             "loading",
             "caches",
             "sampling",

@@ -23,6 +23,7 @@ from trimtab.errors import (
 from trimtab.plan import Plan
 from trimtab.quantize import quantization_config
 from trimtab.readahead import read_ahead
+from trimtab.uploads import uploading
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -46,7 +47,12 @@ def load_model(
     check_files(checkpoint, outline)
     model_class = model_class_of(checkpoint)
     asked = where_and_how(checkpoint, model_class, plan, rooms)
-    with translated(plan), foreign.quiet_transformers(), reading_ahead(checkpoint, plan):
+    with (
+        translated(plan),
+        foreign.quiet_transformers(),
+        reading_ahead(checkpoint, plan),
+        uploading(rooms.device),
+    ):
         model, said = model_class.from_pretrained(
             checkpoint.folder or checkpoint.source,
             dtype=getattr(torch, plan.dtype),
