@@ -117,6 +117,17 @@ def test_a_disk_that_is_too_small(tmp_path: Path) -> None:
     assert caught.value.parts["needed"] == free * 2
 
 
+@pytest.mark.parametrize("resumes", [False, True])
+def test_what_is_finished_is_kept_where_it_is(tmp_path: Path, resumes: bool) -> None:
+    free = shutil.disk_usage(tmp_path).free
+    with (
+        pytest.raises(MemoryFault) as caught,
+        disk_faults(tmp_path / "new", free * 2, resumes=resumes),
+    ):
+        pytest.fail("it began")
+    assert ("what is finished is kept" in caught.value.fix) == resumes
+
+
 @pytest.mark.parametrize(("number", "fault"), [("ENOSPC", MemoryFault), ("EACCES", OSError)])
 def test_a_disk_that_fills(tmp_path: Path, number: str, fault: type[Exception]) -> None:
     with pytest.raises(fault), disk_faults(tmp_path, 1):

@@ -82,3 +82,14 @@ def test_what_is_text() -> None:
     assert is_text([{"content": "a"}, {"content": [{"type": "text", "text": "b"}]}])
     assert not is_text(PARTS)
     assert as_plain_text([{"content": "a"}, {"content": [{"type": "text", "text": "b"}]}]) == "a\nb"
+
+
+def test_a_message_without_content_has_no_text() -> None:
+    """As a call of a tool has it."""
+    called: list[dict[str, Any]] = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": None, "tool_calls": []},
+        {"role": "assistant", "tool_calls": []},
+    ]
+    assert is_text(called)
+    assert as_plain_text(called) == "a\n\n"

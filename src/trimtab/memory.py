@@ -22,7 +22,8 @@ def parse_size(text: str | int | None) -> int | None:
     """Bytes of a size such as `6GiB` (6 x 2^30), `6GB` (6e9), `512MiB` or a whole number.
 
     Raises:
-        MemoryFault: TT402, if the text is not a size.
+        MemoryFault: TT402, if the text is not a size, or a number below 2^20 with no unit: `8`,
+            where 8 GiB was meant.
 
     Example:
         >>> parse_size("6GiB")
@@ -40,7 +41,14 @@ def parse_size(text: str | int | None) -> int | None:
             f"{text!r} is not a size",
             fix="write a number and a unit, such as 6GiB, 6GB or 512MiB",
         )
-    return math.floor(float(found.group(1)) * factor)
+    nbytes = math.floor(float(found.group(1)) * factor)
+    if not found.group(2) and 0 < nbytes < MiB:
+        raise MemoryFault(
+            "TT402",
+            f"{text!r} has no unit, and would be {nbytes} bytes",
+            fix="write the unit, such as 6GiB, 6GB or 512MiB",
+        )
+    return nbytes
 
 
 def format_size(nbytes: int, *, up: bool = False) -> str:

@@ -264,7 +264,7 @@ def _write(
     files = sorted({one.file for one in checkpoint.tensors.values()})
     left = [file for file in files if not growing.has(file)]
     needed = sum((folder / file).stat().st_size for file in left)
-    with disk_faults(growing.path, needed):
+    with disk_faults(growing.path, needed, resumes=True):
         for file in left:
             held = frozenset(key for key, one in checkpoint.tensors.items() if one.file == file)
             write_copy(folder / file, growing.path / file, changes.value, changes.added(held))
@@ -284,7 +284,7 @@ def _write_rest(
     checkpoint: Checkpoint, folder: Path, changes: Changes, growing: Partial, merged: Merged
 ) -> None:
     """All that is not weights."""
-    with disk_faults(growing.path, 0):
+    with disk_faults(growing.path, 0, resumes=True):
         copy_beside(folder, growing.path)
         if changes.broken:
             config = growing.path / "config.json"

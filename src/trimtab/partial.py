@@ -128,8 +128,11 @@ class Partial:
 
 
 @contextlib.contextmanager
-def disk_faults(folder: Path, needed: int) -> Iterator[None]:
+def disk_faults(folder: Path, needed: int, *, resumes: bool = False) -> Iterator[None]:
     """Says beforehand, and if it happens, that the disk is too small for `needed` bytes.
+
+    Args:
+        resumes: the same command goes on with what is not finished.
 
     Raises:
         MemoryFault: TT403.
@@ -137,20 +140,21 @@ def disk_faults(folder: Path, needed: int) -> Iterator[None]:
     near = next(one for one in (folder, *folder.parents) if one.exists())
     free = shutil.disk_usage(near).free
     if free < needed:
-        raise _full(folder, needed, free)
+        raise _full(folder, needed, free, resumes)
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)):
             raise
-        raise _full(folder, needed, shutil.disk_usage(near).free) from error
+        raise _full(folder, needed, shutil.disk_usage(near).free, resumes) from error
 
 
-def _full(folder: Path, needed: int, free: int) -> MemoryFault:
+def _full(folder: Path, needed: int, free: int, resumes: bool) -> MemoryFault:
+    kept = "; what is finished is kept and not written again" if resumes else ""
     return MemoryFault(
         "TT403",
         f"writing {folder} needs {format_size(needed)} more, and {format_size(free)} are free",
-        fix="free space, or write to another disk; what is finished is kept and not written again",
+        fix=f"free space, or write to another disk{kept}",
         needed=needed,
         free=free,
     )

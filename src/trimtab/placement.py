@@ -240,7 +240,7 @@ class Placement:
         max_new_tokens: int | None = None,
         **options: Any,
     ) -> str:
-        """The answer to a text or to chat messages, as text.
+        """The answer to a text or to chat messages, as text: of several sequences, the first.
 
         Args:
             messages: a text (one user message, where the model has a chat template), or messages

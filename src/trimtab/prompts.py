@@ -89,19 +89,20 @@ class Prompts:
 
 
 def is_text(messages: Messages) -> bool:
-    """Whether the contents are texts, or lists of parts that are."""
+    """Whether the contents are texts, or lists of parts that are; a call of a tool has none."""
     return all(
-        isinstance(one["content"], str)
-        or all(part.get("type") == "text" for part in one["content"])
-        for one in messages
+        isinstance(content, str) or all(part.get("type") == "text" for part in content)
+        for content in map(_content, messages)
     )
 
 
 def as_plain_text(messages: Messages) -> str:
     """Messages for a model without a chat template: their texts, a line each."""
     return "\n".join(
-        one["content"]
-        if isinstance(one["content"], str)
-        else "".join(part["text"] for part in one["content"])
-        for one in messages
+        content if isinstance(content, str) else "".join(part["text"] for part in content)
+        for content in map(_content, messages)
     )
+
+
+def _content(message: dict[str, Any]) -> str | list[dict[str, Any]]:
+    return message.get("content") or ""
