@@ -24,8 +24,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 CASES = (
-    "stock base resident", "trimtab base all", "trimtab saved all", "trimtab saved resident",
-    "trimtab base resident", "trimtab base half", "trimtab saved half", "stock saved resident",
+    "stock base resident", "trimtab base all", "stock saved resident", "trimtab saved all",
+    "trimtab base resident", "trimtab saved resident", "trimtab base half", "trimtab saved half",
 )  # fmt: skip
 """Who loads, what, and which layers are streamed. In order of interest, for `--seconds` may end
 them."""

@@ -3,6 +3,8 @@ from __future__ import annotations
 import pytest
 
 from trimtab.forecast import (
+    CPU_KERNEL_GBPS,
+    CPU_LAYER_SECONDS,
     EAGER_SECONDS,
     FOUR_BIT_GBPS,
     MATRIX_SECONDS,
@@ -61,7 +63,7 @@ def test_the_disk_binds() -> None:
 def test_the_memory_of_the_gpu_binds() -> None:
     found = outline("plain")
     told = forecast(found, placed(found, "gpu:0"), "gpu:0", machine(device=50.0))
-    read = 2 * 4096 * 4096 * 2 / (50e9 * READ_SHARE)
+    read = 2 * 4096 * 4096 * 2 / (50e9 * READ_SHARE["gpu"])
     seconds = read + 2 * MATRIX_SECONDS + TOKEN_SECONDS
     assert told.tokens_per_second == pytest.approx(1 / seconds)
     assert (told.bound, told.bytes_per_token) == ("memory", 0)
@@ -101,13 +103,61 @@ def test_what_is_not_captured_takes_the_host_s_time(storage: str, rests: tuple[s
     assert told.basis == "2.5 ms a layer to launch, as beside an H200"
 
 
-@pytest.mark.parametrize(("storage", "gbps"), [("plain", 20.0), ("nf4", 0.4), ("int8", 0.1)])
-def test_on_a_cpu_the_format_decides(storage: str, gbps: float) -> None:
+@pytest.mark.parametrize(
+    ("storage", "kind", "gbps", "basis"),
+    [
+        ("plain", "none", 20.0 * READ_SHARE["cpu"], "RAM 20.0 GB/s"),
+        ("nf4", "4-bit", CPU_KERNEL_GBPS["4-bit"], "nf4 kernels 1.0 GB/s, as on a server"),
+        (
+            "int8",
+            "int8",
+            CPU_KERNEL_GBPS["int8"],
+            "2.0 ms a layer beside its products, as on a server",
+        ),
+    ],
+)
+def test_on_a_cpu_the_format_decides(storage: str, kind: str, gbps: float, basis: str) -> None:
     found = outline(storage)
     told = forecast(found, placed(found, "cpu"), "cpu", machine(None, None))
-    read = 2 * moving_bytes(storage, SHAPE, "bfloat16")
-    assert told.tokens_per_second == pytest.approx(gbps * 1e9 / read)
+    read = 2 * moving_bytes(storage, SHAPE, "bfloat16") / gbps / 1e9
+    assert told.tokens_per_second == pytest.approx(1 / (read + 2 * CPU_LAYER_SECONDS[kind]))
     assert told.bound == "memory"
+    assert told.basis == basis
+
+
+@pytest.mark.parametrize(
+    ("shape", "measured"),
+    [
+        ((576, 1536, 30, 49152, 3), {"none": 35.9, "nf4": 51.1, "int8": 66.1}),
+        ((2048, 5632, 12, 2048, 2), {"none": 87.4, "nf4": 219.7, "int8": 48.6}),
+        ((4096, 14336, 4, 2048, 4), {"none": 102.7, "nf4": 659.0, "int8": 36.6}),
+    ],
+)
+def test_on_a_cpu_it_is_near_what_was_measured(
+    shape: tuple[int, int, int, int, int], measured: dict[str, float]
+) -> None:
+    """Milliseconds a token on two cores: SmolLM2, 12 layers in between (NF4: the mean
+    of 154 and 285), 4 layers of the 8B shape.
+
+    `shape`: hidden and intermediate size, layers, words, and heads that share a key.
+    """
+    hidden, between, layers, words, shared = shape
+    sizes = [hidden * hidden, hidden * hidden // shared, hidden * hidden // shared,
+             hidden * hidden, *[hidden * between] * 3]  # fmt: skip
+    for quant, wanted in measured.items():
+        storage = "plain" if quant == "none" else quant
+        units = [
+            Unit(f"l.{index}", "layer", tuple(
+                WeightSpec(f"l.{index}.{at}", (size // 64, 64), "bfloat16", storage)
+                for at, size in enumerate(sizes)))
+            for index in range(layers)
+        ]  # fmt: skip
+        head = WeightSpec("head.w", (words, hidden), "bfloat16")
+        units.append(Unit("head", "head", (head,)))
+        found = Outline("A", tuple(units), (), (), 8, 8, "bfloat16", quant, NONE, NONE)
+        hardware = Hardware((), 1, 1, 1, cpu_gbps=20.8)
+        told = 1e3 / forecast(found, placed(found, "cpu"), "cpu", hardware).tokens_per_second
+        assert 0.7 < told / wanted < 1.7
 
 
 def test_what_cannot_be_measured_is_assumed_and_said() -> None:

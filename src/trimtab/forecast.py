@@ -26,15 +26,19 @@ FOUR_BIT_GBPS = 960.0
 """The most that bitsandbytes' 4-bit product for a single token reads, of packed bytes (measured on
 an H200, whose memory gives four times that)."""
 
-READ_SHARE = 0.9
-"""Of a GPU's bandwidth, as a product with a large matrix reads it (measured on an H200)."""
+READ_SHARE = {"gpu": 0.9, "cpu": 0.85}
+"""Of the bandwidth, as a model's products read it (measured on an H200, and on two cores of a
+server, where the bandwidth is a product's, too)."""
 
 ASSUMED_DEVICE_GBPS = 300.0
 """Of a GPU that is not here to be measured: a card of the middle class."""
 
-CPU_KERNEL_GBPS = {"4-bit": 0.4, "int8": 0.1}
-"""bitsandbytes' own bound on a CPU: its kernels without the AVX512-BF16 packing, which trimtab
-turns off, on one core of a server (measured); more cores change little."""
+CPU_KERNEL_GBPS = {"4-bit": 1.0, "int8": 25.0}
+CPU_LAYER_SECONDS = {"4-bit": 0.7e-3, "int8": 2e-3, "none": 0.7e-3}
+"""bitsandbytes' own bound on a CPU, and what a decoder layer takes beside its products. Fitted to
+three models (0.1 billion parameters to layers of the 8B shape) on two cores of an AMD EPYC with
+AVX512, whose BF16 packing trimtab turns off. 4-bit products read 2.2 GB/s of a small matrix, and
+0.75 of the largest; int8 counts on the processor's instructions for it."""
 
 
 def forecast(
@@ -43,8 +47,8 @@ def forecast(
     """Tokens a second at batch 1.
 
     A token takes as long as the slowest of: its streamed bytes over the link, those from the disk
-    over the disk, all bytes it computes with over the device's memory. On a GPU the last has the
-    small kernels between the products besides, which take their time however little they read.
+    over the disk, all bytes it computes with over the device's memory. The last has what lies
+    between the products besides, which takes its time however little it reads.
     Tables are not counted: a token reads one row.
     """
     streamed = [unit for unit in units if unit.mode == STREAMED]
@@ -82,14 +86,11 @@ def _memory(
     ]
     plain = sum(_nbytes(unit, quantized=False) for unit in used)
     packed = sum(_nbytes(unit, quantized=True) for unit in used)
-    if runs == "cpu":
-        kernel = CPU_KERNEL_GBPS["int8" if outline.quant == "int8" else "4-bit"]
-        seconds = plain / hardware.cpu_gbps / 1e9 + packed / kernel / 1e9
-        slow = f", {outline.quant} kernels {kernel:.1f} GB/s" if packed else ""
-        return seconds, f"RAM {hardware.cpu_gbps:.1f} GB/s{slow}"
-    gbps = (hardware.device_gbps or ASSUMED_DEVICE_GBPS) * READ_SHARE
-    read = plain / gbps / 1e9 + packed / min(gbps, FOUR_BIT_GBPS) / 1e9
     layers = [unit for unit in used if unit.kind == "layer"]
+    if runs == "cpu":
+        return _on_a_cpu(plain, packed, len(layers), outline.quant, hardware)
+    gbps = (hardware.device_gbps or ASSUMED_DEVICE_GBPS) * READ_SHARE["gpu"]
+    read = plain / gbps / 1e9 + packed / min(gbps, FOUR_BIT_GBPS) / 1e9
     small = TOKEN_SECONDS + sum(_small_kernels(one) for unit in layers for one in unit.weights)
     eager = EAGER_SECONDS * len(layers)
     if not captured and eager > read + small:
@@ -97,6 +98,25 @@ def _memory(
     if small > read:
         return read + small, f"{1e6 * small:.0f} us of small kernels, as on an H200"
     return read + small, f"GPU memory {gbps:.0f} GB/s, {_known(hardware.device_gbps)}"
+
+
+def _on_a_cpu(
+    plain: int, packed: int, layers: int, quant: str, hardware: Hardware
+) -> tuple[float, str]:
+    kind = quant if quant in CPU_LAYER_SECONDS else "4-bit"
+    read = plain / (hardware.cpu_gbps * READ_SHARE["cpu"]) / 1e9
+    unpacked = packed / CPU_KERNEL_GBPS[kind] / 1e9 if packed else 0.0
+    host = layers * CPU_LAYER_SECONDS[kind]
+    slowest = max(read, unpacked, host)
+    if slowest == read:
+        basis = f"RAM {hardware.cpu_gbps:.1f} GB/s"
+    elif slowest == unpacked:
+        basis = f"{quant} kernels {CPU_KERNEL_GBPS[kind]:.1f} GB/s, as on a server"
+    else:
+        basis = (
+            f"{1e3 * CPU_LAYER_SECONDS[kind]:.1f} ms a layer beside its products, as on a server"
+        )
+    return read + unpacked + host, basis
 
 
 def _small_kernels(weight: WeightSpec) -> float:
