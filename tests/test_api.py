@@ -46,6 +46,18 @@ def test_adapters_are_counted_in_the_dtype_peft_gives_them() -> None:
     assert made.costs["adapters"] == counted.nbytes > 0
 
 
+def test_an_adapter_that_does_not_fit_is_said() -> None:
+    folder = tiny.checkpoint("llama")
+    right, wrong = tiny.adapter(folder), tiny.adapter(tiny.checkpoint("gemma4"))
+    made = trimtab.plan(folder, {"a": right, "b": wrong}, hardware=BARE, context=64)
+    (note,) = made.notes
+    assert note.startswith("the adapter b does not fit as it is: ")
+    with pytest.raises(AdapterFault) as caught:
+        trimtab.load(made)
+    assert note.endswith(f"{caught.value.what} [{caught.value.code}]")
+    assert len(made.adapters) == 2
+
+
 @pytest.mark.parametrize(
     ("options", "kind", "code"),
     [

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trimtab.errors import PlacementFault
+from trimtab.errors import AdapterFault, PlacementFault
 from trimtab.memory import parse_size
 from trimtab.plan import Plan, PlannedAdapter
 
@@ -36,6 +37,8 @@ def plan(
     hardware: Hardware | None = None,
 ) -> Plan:
     """Decides from a memory budget where each part of a model lives. Nothing is loaded.
+
+    An adapter that does not fit the model is counted all the same, and `notes` say so.
 
     Args:
         model: a folder, or a name on the hub; a folder with a config and no weights will do.
@@ -69,6 +72,7 @@ def plan(
         >>> trimtab.plan("google/gemma-4-E4B-it", quant="nf4", gpu="6GiB").totals["gpu:0"]
         5368709120
     """
+    from trimtab.adapters import read_adapter
     from trimtab.checkpoint import open_checkpoint
     from trimtab.hardware import Hardware, default_budget
     from trimtab.outline import build_outline
@@ -78,19 +82,24 @@ def plan(
     budget = default_budget(machine, gpu, cpu, disk, device_map=device_map)
     checkpoint = open_checkpoint(model, need_weights=False)
     outline = build_outline(checkpoint, quant, dtype)
-    return make_plan(
+    headers = {name: read_adapter(source) for name, source in (adapters or {}).items()}
+    decided = make_plan(
         outline,
         budget,
         hardware=machine,
         model=checkpoint.source,
         fingerprint=checkpoint.fingerprint,
-        adapters=[_planned(name, source) for name, source in (adapters or {}).items()],
+        adapters=[
+            _planned(name, source, headers[name]) for name, source in (adapters or {}).items()
+        ],
         context=context,
         batch=batch,
         modalities=modalities,
         device_map=device_map,
         adapter_memory=parse_size(adapter_memory),
     )
+    misfits = (_misfit(name, one, outline, decided.model) for name, one in headers.items())
+    return replace(decided, notes=(*decided.notes, *filter(None, misfits)))
 
 
 def load(
@@ -188,10 +197,17 @@ def _require_fit(
     )
 
 
-def _planned(name: str, source: str | Path) -> PlannedAdapter:
-    from trimtab.adapters import adapter_bytes, read_adapter
+def _misfit(name: str, header: AdapterHeader, outline: Outline, model: str) -> str | None:
+    try:
+        _require_fit(header, outline, model, {})
+    except AdapterFault as error:
+        return f"the adapter {name} does not fit as it is: {error.what} [{error.code}]"
+    return None
 
-    header = read_adapter(source)
+
+def _planned(name: str, source: str | Path, header: AdapterHeader) -> PlannedAdapter:
+    from trimtab.adapters import adapter_bytes
+
     modules = {_module(key) for key in header.tensors}
     return PlannedAdapter(name, str(source), adapter_bytes(header), len(modules))
 
